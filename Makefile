@@ -1,0 +1,41 @@
+# Every target sets up what it needs, on a fresh clone too: see scripts/bootstrap.sh.
+#   make demo ARGS="..."     arguments for the demo           make test ARGS="-k vmap"   for every pytest
+#   make test JOBS=8         pytest's processes               PYTHON=/path/to/python     instead of a search
+
+PY = PYTHONPATH= .venv/bin/python
+ARGS =
+JOBS = 2
+
+help:  ## what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: env  ## a quantized sentence encoder, from its file to its gradients
+	@$(PY) -m examples.minilm_demo $(ARGS)
+
+test:  ## lint, types, all tests on the newest JAX, the core ones on the older
+	@PYTHONPATH= JOBS=$(JOBS) sh scripts/test.sh $(ARGS)
+
+lint: env  ## ruff
+	@$(PY) -m ruff check .
+
+fix: env  ## what ruff can put right by itself
+	@$(PY) -m ruff check --fix .
+
+typecheck: env  ## basedpyright
+	@$(PY) -m basedpyright
+
+docs: env  ## run the code blocks of README.md and docs/
+	@JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) tests/test_docs_blocks.py $(ARGS)
+
+lock:  ## pin every package anew, each at its newest
+	@sh scripts/lock.sh
+
+env:  ## only the environment, .venv
+	@sh scripts/bootstrap.sh
+
+clean:  ## remove the environments and all that was built
+	rm -rf .venv .venv-jax-* .uv build dist *.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help demo test lint fix typecheck docs lock env clean
