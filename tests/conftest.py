@@ -1,0 +1,28 @@
+"""The ground that every test stands on: 8 virtual CPU devices, strict dtype promotion, no mesh.
+
+The environment is set before JAX is imported, so that the programs that tests start inherit it; the
+configuration is set too, in case a pytest plugin imported JAX first.
+"""
+
+import os
+
+DEVICES = "--xla_force_host_platform_device_count"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+if DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+
+@pytest.fixture(autouse=True)
+def strict_and_without_a_mesh():
+    """Each test starts with strict promotion and no mesh, and leaves neither behind changed."""
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    with jax.set_mesh(None):
+        yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
