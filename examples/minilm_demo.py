@@ -1,0 +1,223 @@
+"""The sentence encoder of minilm.py, on 256 sentences: what it gives, what it weighs and how long it takes.
+
+    python -m examples.minilm_demo               everything
+    python -m examples.minilm_demo --sharded     only the part on 8 virtual devices
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from examples import assets, minilm, quality
+
+BATCH = 32
+ROUNDS = 5  # of the timing
+DEVICES = 8
+MODULE = "examples.minilm_demo"
+DESCRIPTION = "A sentence encoder on 256 sentences: what it gives, weighs and takes."
+
+console = Console()
+
+
+class Batch(NamedTuple):
+    where: np.ndarray  # int[B], the places of its sentences among all
+    tokens: Any  # int32[B, T]
+    mask: Any  # int32[B, T]
+
+
+class Program(NamedTuple):
+    """An encoder and the parameters it runs on."""
+
+    name: str
+    encode: Callable[[Any, Any, Any], jax.Array]
+    params: Any
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def batches(tokenizer_json: Path, sentences: list[str]) -> list[Batch]:
+    """Sentences of similar length together, so that little is padding and few shapes are compiled."""
+    _, mask = minilm.tokenize(tokenizer_json, sentences)
+    order = np.argsort(mask.sum(axis=1), kind="stable")
+    groups = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+    return [Batch(g, *minilm.tokenize(tokenizer_json, [sentences[i] for i in g])) for g in groups]
+
+
+def embed(program: Program, data: Iterable[Batch]) -> np.ndarray:
+    """Embeddings float32[N, D], in the order of the sentences."""
+    found = [(where, program.encode(program.params, tokens, mask)) for where, tokens, mask in data]
+    places = np.concatenate([where for where, _ in found])
+    rows = np.concatenate([np.asarray(part) for _, part in found])
+    return rows[np.argsort(places)]
+
+
+# --- measures -----------------------------------------------------------------------------------------------
+
+
+def race(programs: list[Program], data: list[Batch], rounds: int = ROUNDS) -> list[float]:
+    """Warm time of a pass over `data`, as a ratio to the first program's.
+
+    It is the median over rounds; in each, every program runs once, so that a busy machine slows all alike.
+    """
+    seconds = []
+    for _ in track(range(rounds), "Timing", console=console, transient=True):
+        row = []
+        for program in programs:
+            start = time.perf_counter()
+            jax.block_until_ready([program.encode(program.params, *batch[1:]) for batch in data])
+            row.append(time.perf_counter() - start)
+        seconds.append(row)
+    return [median(row[i] / row[0] for row in seconds) for i in range(len(programs))]
+
+
+def size(params: Any) -> int:
+    """Bytes of all parameters."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+# --- reports ------------------------------------------------------------------------------------------------
+
+
+def show_layer(program: Program, batch: Batch, layer: Callable[..., Any] = minilm.layer) -> None:
+    """The jaxpr of the first layer, on the types of the program's parameters."""
+    width = program.params["norm"]["scale"].shape[0]
+    x = jax.ShapeDtypeStruct((*batch.tokens.shape, width), np.float32)
+    console.print(f"\n[bold]One layer, {program.name}[/bold]")
+    jaxpr = jax.make_jaxpr(layer)(program.params["layers"][0], x, batch.mask)
+    console.print(str(jaxpr), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list[np.ndarray]:
+    """A row for each program: bytes, nearness to the first one's embeddings, warm time as a ratio to its.
+
+    Gives the embeddings, float32[N, D] for each program.
+    """
+    vectors = [
+        embed(program, track(data, f"Embedding with {program.name}", console=console, transient=True))
+        for program in programs
+    ]
+    ratios = race(programs, data)
+    headings = ("MB", "mean cos", "min cos", "rank corr", "max diff", "time")
+    caption = (
+        "cos: of each embedding to the first program's; rank corr, max diff: of the similarities of all "
+        "pairs; time: warm, as a ratio to the first program's"
+    )
+    table = Table("program", title=title, caption=caption)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for program, rows, ratio in zip(programs, vectors, ratios, strict=True):
+        q = quality.compare(vectors[0], rows)
+        cells = (f"{size(program.params) / 1e6:.1f}", *(f"{x:.5f}" for x in q), f"{ratio:.2f}")
+        table.add_row(program.name, *cells)
+    console.print(table)
+    return vectors
+
+
+def show_pairs(vectors: np.ndarray, pairs: list[tuple[int, int]]) -> None:
+    """Do sentences that say the same lie together? vectors[N, D], pairs of indices into them."""
+    near = quality.unit(vectors) @ quality.unit(vectors).T
+    np.fill_diagonal(near, -1)
+    hits = sum(int(near[i].argmax() == j) + int(near[j].argmax() == i) for i, j in pairs)
+    same, all_pairs = np.mean([near[i, j] for i, j in pairs]), quality.similarities(vectors).mean()
+    console.print(
+        f"Of {2 * len(pairs)} sentences with a paraphrase, {hits} have it as their nearest of all "
+        f"{len(vectors)}; paraphrases have mean cosine {same:.3f}, all pairs {all_pairs:.3f}."
+    )
+
+
+# --- many devices -------------------------------------------------------------------------------------------
+
+
+def mesh() -> Mesh:
+    """2 groups of devices share the sentences; the 4 of a group share every weight."""
+    return jax.make_mesh((2, DEVICES // 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+    """Where a parameter lives: linear layers are split by output channels, the word table by columns."""
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    if names[-1] == "weight":
+        return PartitionSpec("model", None)
+    if names[-1] == "word":
+        return PartitionSpec(None, "model")
+    if names[-1] == "bias" and "weight" in names:
+        return PartitionSpec("model")
+    return PartitionSpec(*[None] * leaf.ndim)
+
+
+def shard(params: Any, mesh: Mesh) -> Any:
+    shardings = jax.tree.map_with_path(lambda path, leaf: NamedSharding(mesh, spec(path, leaf)), params)
+    return jax.device_put(params, shardings)
+
+
+def split(data: list[Batch], mesh: Mesh) -> list[Batch]:
+    rows = NamedSharding(mesh, PartitionSpec("data", None))
+    return [Batch(where, *jax.device_put((tokens, mask), rows)) for where, tokens, mask in data]
+
+
+# --- the whole ----------------------------------------------------------------------------------------------
+
+
+def on_one_device(folder: Path) -> None:
+    params = minilm.load(folder)
+    sentences, pairs = assets.sentences()
+    data = batches(folder / "tokenizer.json", sentences)
+    programs = [Program("float32", jax.jit(minilm.encode), params)]
+    show_layer(programs[-1], data[0])
+    vectors = show_quality(f"{len(sentences)} sentences", programs, data)
+    show_pairs(vectors[-1], pairs)
+
+
+def on_many_devices(folder: Path) -> None:
+    params = minilm.load(folder)
+    sentences, _ = assets.sentences()
+    data = batches(folder / "tokenizer.json", sentences)
+    alone = embed(Program("float32", jax.jit(minilm.encode), params), data)
+    devices = mesh()
+    with jax.set_mesh(devices):
+        program = Program("float32, sharded", jax.jit(minilm.encode), shard(params, devices))
+        together = embed(program, track(split(data, devices), "Embedding", console=console, transient=True))
+        kernel = jax.typeof(program.params["layers"][0]["up"]["weight"])
+    console.print(
+        f"{dict(devices.shape)}: a weight is {kernel.str_short(True)}; "
+        f"largest difference to one device {np.abs(alone - together).max():.1e}."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=DESCRIPTION)
+    parser.add_argument("--sharded", action="store_true", help="only the part on many devices")
+    arguments = parser.parse_args(argv)
+    try:
+        with console.status("Looking for the model"):
+            folder = assets.find(assets.MINILM)
+    except assets.AssetError as error:
+        console.print(str(error), style="red", highlight=False)
+        return 1
+    if arguments.sharded:
+        on_many_devices(folder)
+        return 0
+    on_one_device(folder)
+    console.print(f"\n[bold]The same on {DEVICES} devices[/bold]")
+    # The number of devices is read when JAX starts, hence a process of its own.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return subprocess.run([sys.executable, "-m", MODULE, "--sharded"], env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
