@@ -23,6 +23,7 @@ and ``bash`` blocks are not run, but each ``make`` target that a page names has 
 
 import contextlib
 import difflib
+import importlib.metadata
 import io
 import operator
 import re
@@ -232,11 +233,9 @@ def _diff(expected: str, printed: str) -> str:
 
 
 def main(page: str) -> int:
-    import jax
-
     text = Path(page).read_text(encoding="utf-8")
     try:
-        wrong = run(text, page, jax.__version__)
+        wrong = run(text, page, importlib.metadata.version("jax"))
     except DocError as error:
         wrong = [str(error)]
     print(*wrong, sep="\n\n", file=sys.stderr)
