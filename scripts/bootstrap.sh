@@ -104,7 +104,7 @@ find_uv() {
 get_uv() {
     [ -z "${TYPAX_NO_UV:-}" ] || { uv=; return 1; }
     find_uv && return
-    for p in ${python:+"$python"} python3 python /usr/bin/python3; do
+    for p in ${python:+"$python"} python3 python "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3*/bin/python; do
         "$p" -I -c 'import sys; assert sys.version_info >= (3, 8)' </dev/null >/dev/null 2>&1 || continue
         say "getting uv, which installs quickly"
         rm -rf .uv
