@@ -164,8 +164,12 @@ only_one() { # two commands at once: the second waits for the first
     echo $$ >"$lock/pid"
 }
 
-up_to_date() {
-    [ "$(cat "$env/typax-stamp" 2>/dev/null)" = "$(fingerprint)" ] && "$env/bin/python" -c '' 2>/dev/null
+base() { "$1" -I -c 'import sys; print(sys.base_prefix)' 2>/dev/null; }
+
+up_to_date() { # finished, from what lies here now, and by a Python that is still there (by PYTHON, if that is set)
+    [ "$(cat "$env/typax-stamp" 2>/dev/null)" = "$(fingerprint)" ] || return
+    at=$(base "$env/bin/python") || return
+    [ -z "${PYTHON:-}" ] || [ "$at" = "$(base "$PYTHON")" ]
 }
 
 trap '[ -z "$lock" ] || rm -rf "$lock"' EXIT
