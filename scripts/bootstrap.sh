@@ -15,7 +15,7 @@ root=$(pwd -P)
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
 minors="3.12 3.13 3.14"  # in order of preference: the oldest first, so that nothing newer slips in
-lock=
+locked=
 
 say() { echo "typax: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -106,7 +106,8 @@ get_uv() {
     find_uv && return
     for p in ${python:+"$python"} python3 python "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3*/bin/python; do
         "$p" -I -c 'import sys; assert sys.version_info >= (3, 8)' </dev/null >/dev/null 2>&1 || continue
-        say "getting uv, which installs quickly"
+        [ -n "${told:-}" ] || say "getting uv, which installs quickly"
+        told=yes
         rm -rf .uv
         "$p" -m venv .uv >/dev/null 2>&1 &&
             .uv/bin/python -m pip install -q -c constraints/constraints.txt uv >/dev/null 2>&1 &&
@@ -149,19 +150,13 @@ build() { # build WITH: how to install, uv or pip
 }
 
 only_one() { # two commands at once: the second waits for the first
-    while ! mkdir "$env.lock" 2>/dev/null; do
-        owner=$(cat "$env.lock/pid" 2>/dev/null) || owner=
-        if [ -z "$owner" ]; then  # just being made, or left half-made
-            sleep 2
-            [ -s "$env.lock/pid" ] || rm -rf "$env.lock"
-        elif kill -0 "$owner" 2>/dev/null; then
-            sleep 1
-        else
-            rm -rf "$env.lock"
-        fi
-    done
     lock=$env.lock
-    echo $$ >"$lock/pid"
+    until ln -s $$ "$lock" 2>/dev/null; do
+        owner=$(readlink "$lock") || continue
+        kill -0 "$owner" 2>/dev/null || rm -f "$lock"  # left behind; whoever sees that too has a second to do so
+        sleep 1
+    done
+    locked=yes
 }
 
 base() { "$1" -I -c 'import sys; print(sys.base_prefix)' 2>/dev/null; }
@@ -172,7 +167,7 @@ up_to_date() { # finished, from what lies here now, and by a Python that is stil
     [ -z "${PYTHON:-}" ] || [ "$at" = "$(base "$PYTHON")" ]
 }
 
-trap '[ -z "$lock" ] || rm -rf "$lock"' EXIT
+trap '[ -z "$locked" ] || rm -f "$lock"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
