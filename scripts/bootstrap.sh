@@ -152,9 +152,8 @@ build() { # build WITH: how to install, uv or pip
 only_one() { # two commands at once: the second waits for the first
     lock=$env.lock
     until ln -s $$ "$lock" 2>/dev/null; do
-        owner=$(readlink "$lock") || continue
-        kill -0 "$owner" 2>/dev/null || rm -f "$lock"  # left behind; whoever sees that too has a second to do so
-        sleep 1
+        owner=$(readlink "$lock") && ! kill -0 "$owner" 2>/dev/null && rm -f "$lock"  # left behind
+        sleep 1  # in which whoever saw that too removes it too, before anyone makes a new one
     done
     locked=yes
 }
