@@ -1,0 +1,205 @@
+"""Named axes: parse an annotation, bind its names, substitute them.
+
+    Int8[Array, "*batch n"]       against a type  int8[8@i, 3]     binds   n -> 3 (whole)
+    Float32[Array, "*batch n//2"] under these bindings is          float32[8@i, 1]
+
+An axis is a name, an integer or an expression of both (``n//64``, ``2*k``, ``a*b``, ``n+1``).  The one axis rule, bind
+and substitute, serves sizes and shardings alike: a name carries its own partition, ``a*b`` that of ``a`` (``b`` must
+be whole), ``n//k`` that of ``n`` if each shard divides, ``+`` and ``-`` are for whole axes only.
+"""
+
+import ast
+import inspect
+import math
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from typax import _jax
+
+
+class Axis(NamedTuple):
+    """The size of an axis and the mesh axes that partition it (``None``: the axis is whole)."""
+
+    size: int
+    part: Any = None
+
+
+type Bindings = dict[str, Axis]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One axis of an annotation: its text, and the parsed expression (``None`` for the variadic axis)."""
+
+    text: str
+    expr: ast.expr | None
+
+    @property
+    def name(self) -> str | None:
+        return self.expr.id if isinstance(self.expr, ast.Name) else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        nodes = ast.walk(self.expr) if self.expr is not None else ()
+        return frozenset(n.id for n in nodes if isinstance(n, ast.Name))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of an annotation: whether batch axes may lead, and those that follow."""
+
+    variadic: str | None
+    dims: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        lead = (f"*{self.variadic}",) if self.variadic else ()
+        return " ".join((*lead, *(d.text for d in self.dims)))
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One array annotation: the class of the value, its admitted dtypes (``None``: any) and its axes (``None``: any)."""
+
+    cls: Any
+    dtypes: tuple[str, ...] | None
+    axes: Axes | None
+    text: str
+
+    @property
+    def dtype(self) -> Any:
+        """The one dtype that is admitted, or ``None``."""
+        return jnp.dtype(self.dtypes[0]) if self.dtypes is not None and len(self.dtypes) == 1 else None
+
+    def admits(self, dtype: Any) -> bool:
+        return self.dtypes is None or _dtype_name(dtype) in self.dtypes
+
+
+_ALLOWED = (ast.Name, ast.Constant, ast.BinOp, ast.Load, ast.Mult, ast.FloorDiv, ast.Add, ast.Sub)
+
+
+def parse(text: str, where: str) -> Axes:
+    """Parse jaxtyping's axis notation; `where` names the annotation in errors."""
+    variadic, dims = None, []
+    for i, word in enumerate(text.split()):
+        if word.startswith("*") and word[1:].isidentifier():
+            if i:
+                raise TypeError(f"{where}: batch axes lead; write *{word[1:]} first in {text!r}")
+            variadic = word[1:]
+            continue
+        if word == "..." or word[0] in "#?_":
+            raise TypeError(f"{where}: axis {word!r} in {text!r} is not supported; give the axis a name")
+        try:
+            expr = ast.parse(word, mode="eval").body
+            ok = all(isinstance(n, _ALLOWED) for n in ast.walk(expr))
+        except SyntaxError:
+            ok = False
+        if not ok:
+            raise TypeError(
+                f"{where}: cannot read axis {word!r} in {text!r}; an axis is a name, an integer, or an expression "
+                "of them with + - * // and without spaces"
+            )
+        dims.append(Dim(word, expr))
+    return Axes(variadic, tuple(dims))
+
+
+def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
+    """The alternatives of an annotation; a bare class has no axes of its own."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return tuple(p for a in typing.get_args(annotation) for p in patterns(a, where))
+    if hasattr(annotation, "array_type") and hasattr(annotation, "dim_str"):
+        dtypes = annotation.dtypes if isinstance(annotation.dtypes, tuple) else None
+        axes = parse(annotation.dim_str, where)
+        return (Pattern(annotation.array_type, dtypes, axes, f"{annotation.__name__}"),)
+    name = getattr(annotation, "__name__", str(annotation))
+    return (Pattern(annotation, None, None, name),)
+
+
+def _dtype_name(dtype: Any) -> str:
+    dtype = dtype if isinstance(dtype, jax._src.dtypes.ExtendedDType) else jnp.dtype(dtype)
+    return "prng_key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.name
+
+
+def evaluate(dim: Dim, env: Mapping[str, Axis], where: str) -> Axis:
+    """The size and partition of one axis under bindings."""
+
+    def ev(node: ast.expr) -> Axis:
+        match node:
+            case ast.Constant(value=int(v)):
+                return Axis(v)
+            case ast.Name(id=name):
+                if name not in env:
+                    raise TypeError(f"{where}: axis {name!r} of {dim.text!r} is not bound by any component or static")
+                return env[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _combine(op, ev(left), ev(right), f"{where}: axis {dim.text!r}")
+        raise TypeError(f"{where}: cannot evaluate axis {dim.text!r}")
+
+    assert dim.expr is not None
+    return ev(dim.expr)
+
+
+def _combine(op: ast.operator, a: Axis, b: Axis, where: str) -> Axis:
+    if b.part is not None:
+        raise TypeError(f"{where}: the second operand of an expression must not be sharded, got {b.size}@{b.part}")
+    match op:
+        case ast.Mult():
+            return Axis(a.size * b.size, a.part)
+        case ast.FloorDiv():
+            if b.size <= 0:
+                raise TypeError(f"{where}: cannot divide an axis of size {a.size} by {b.size}")
+            shards = _shards(a)
+            if a.size % shards or (shards > 1 and (a.size // shards) % b.size):
+                raise TypeError(
+                    f"{where}: each of the {shards} shards of size {a.size // shards} must be a multiple of {b.size}"
+                )
+            return Axis(a.size // b.size, a.part)
+    if a.part is not None:
+        raise TypeError(f"{where}: + and - are defined on unsharded axes only, got {a.size}@{a.part}")
+    return Axis(a.size + b.size if isinstance(op, ast.Add) else a.size - b.size)
+
+
+def _shards(a: Axis) -> int:
+    if a.part is None:
+        return 1
+    mesh = jax.sharding.get_abstract_mesh()
+    names = a.part if isinstance(a.part, tuple) else (a.part,)
+    return math.prod(mesh.shape[n] for n in names if n in mesh.shape)
+
+
+def of_type(aval: Any) -> tuple[Axis, ...]:
+    """The axes of an array type."""
+    return tuple(map(Axis, aval.shape, _jax.partition(aval)))
+
+
+def show(axes: tuple[Axis, ...]) -> str:
+    """Axes as jaxprs print them: ``8@i,3``."""
+    return ",".join(f"{a.size}" if a.part is None else f"{a.size}@{_show_part(a.part)}" for a in axes)
+
+
+def _show_part(part: Any) -> str:
+    return f"({','.join(part)})" if isinstance(part, tuple) else str(part)
+
+
+def resolve(owner: Any, names: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The annotations of a class or function, evaluated: those postponed to strings are looked up in its module and in
+    ``names``, the place of its definition."""
+    notes = dict(inspect.get_annotations(owner))
+    space = {**vars(sys.modules.get(owner.__module__, types.ModuleType(""))), **names}
+    for key, note in notes.items():
+        if isinstance(note, str):
+            try:
+                notes[key] = eval(note, space)
+            except Exception as e:
+                raise TypeError(f"{where}: cannot evaluate the annotation {key}: {note} ({e})") from e
+    return notes

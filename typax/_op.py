@@ -1,0 +1,466 @@
+"""An op is its reference; implementations are added by operand types.
+
+    matmul = typax.op(jnp.matmul)                        the meaning: a plain array function
+
+    @matmul.impl
+    def _(x: Float[Array, "*b k"], w: QArray): ...       chosen by the types of the operands
+
+From the pair follow the typing rule, every derivative and the batching rule (`_structural.Rule`, `_prim.Application`).
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from typax import _axes, _interpret, _jax, _prim
+from typax._axes import Pattern
+from typax._prim import Application, Cache, Linear, Mask
+from typax._structural import (
+    Opened,
+    Rule,
+    by_components,
+    component_leaves,
+    from_traced,
+    leaf_types,
+    over_components,
+    over_views,
+    pack_open,
+    type_difference,
+    views,
+)
+from typax._type import ValueType, dense_type, fits_class
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    fn: Callable[..., Any]
+    operands: tuple[tuple[Pattern, ...], ...]
+    variadic: bool
+    statics: dict[str, Any]
+    any_static: bool
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(" | ".join(p.text for p in ps) for ps in self.operands) + ")"
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether the operands, each a pytree of types, are those of the signature."""
+        n = len(self.operands)
+        if len(args) != n and not (self.variadic and len(args) >= n - 1):
+            return False
+        env: dict[str, Any] = {}
+        pats = [self.operands[min(i, n - 1)] for i in range(len(args))]
+        return all(any(_match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True))
+
+    def hi_count(self) -> int:
+        return sum(any(_is_value_class(p.cls) for p in ps) for ps in self.operands)
+
+
+def _is_value_class(cls: Any) -> bool:
+    return isinstance(cls, type) and hasattr(cls, "_declaration")
+
+
+def _match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
+    leaves = jax.tree.leaves(arg)
+    if p.cls is Any or p.cls is inspect.Parameter.empty:
+        return True
+    if len(leaves) != 1 or leaves[0] is not arg:
+        return getattr(p.cls, "__origin__", p.cls) in (tuple, list, dict)
+    if not fits_class(p.cls, arg) or (p.dtypes is not None and not p.admits(arg.dtype)):
+        return False
+    if p.axes is None:
+        return True
+    shape = tuple(arg.shape)
+    lead = len(shape) - p.axes.rank
+    if lead < 0 or (lead and not p.axes.variadic):
+        return False
+    for dim, size in zip(p.axes.dims, shape[lead:], strict=True):
+        name = dim.name
+        if name is not None and env.setdefault(name, size) != size:
+            return False
+        if name is None and not dim.names and _axes.evaluate(dim, {}, "").size != size:
+            return False
+    return True
+
+
+def _covers(a: tuple[Pattern, ...], b: tuple[Pattern, ...]) -> bool:
+    """Whether all that ``b`` admits is admitted by ``a``."""
+    return all(any(_covers_one(p, q) for p in a) for q in b)
+
+
+def _covers_one(p: Pattern, q: Pattern) -> bool:
+    if p.cls is Any:
+        return True
+    if not (p.cls is q.cls or (isinstance(p.cls, type) and isinstance(q.cls, type) and issubclass(q.cls, p.cls))):
+        return False
+    if p.dtypes is not None and (q.dtypes is None or not set(q.dtypes) <= set(p.dtypes)):
+        return False
+    return p.axes is None or (q.axes is not None and (p.axes.variadic is not None or q.axes.variadic is None))
+
+
+class Op:
+    """Made by `typax.op`. Call it on values; add implementations with `.impl`."""
+
+    def __init__(self, reference: Any, name: str) -> None:
+        self.__name__ = self.__qualname__ = self.name = name
+        self.primitive = reference if isinstance(reference, _jax.Primitive) else None
+        self.reference = _bind_fn(reference) if self.primitive is not None else reference
+        self.impls: list[Implementation] = []
+        self.cache = Cache()
+        self.__doc__ = getattr(reference, "__doc__", None)
+        if self.primitive is not None:
+            _interpret.registry.setdefault(self.primitive, []).append(self)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else lambda *a, **k: self(obj, *a, **k)
+
+    def impl(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Add an implementation, chosen where the operand types fit its annotations.
+
+        Raises:
+          TypeError: if an annotation cannot be read, or if another implementation fits the same operands equally well.
+        """
+        return self.add(fn, sys._getframe(1).f_locals)
+
+    def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
+        new = _implementation(self.name, fn, names)
+        for old in self.impls:
+            if len(old.operands) == len(new.operands):
+                pairs = list(zip(old.operands, new.operands, strict=True))
+                if all(_covers(a, b) and _covers(b, a) for a, b in pairs):
+                    raise TypeError(f"{self.name}: two implementations take {new}; remove one or narrow its annotations")
+        self.impls.append(new)
+        self.cache.entries.clear()
+        return fn
+
+    def choose(self, args: Sequence[Any]) -> Implementation | None:
+        fit = [i for i in self.impls if i.fits(args)]
+        best = [
+            i
+            for i in fit
+            if not any(
+                j is not i and all(_covers(a, b) for a, b in zip(i.operands, j.operands, strict=False)) for j in fit
+            )
+        ]
+        if len(best) > 1:
+            raise TypeError(
+                f"{self.name}: {' and '.join(map(str, best))} fit {_show(args)} equally; add an implementation for it"
+            )
+        return best[0] if best else None
+
+    def __call__(self, *args: Any, **statics: Any) -> Any:
+        flat, tree = jax.tree.flatten(args)
+        flat = [pack_open(x) for x in flat]
+        tys = tuple(_type_of(self.name, x) for x in flat)
+        key = (tree, tys, tuple(statics.items()), _jax.trace_key())
+        try:
+            app = self.cache.entries.get(key)
+        except TypeError as e:
+            raise TypeError(f"{self.name}: keyword arguments are static and must be hashable ({e})") from None
+        if app is None:
+            with _jax.without_anonymous_axes():
+                key = (tree, tys, tuple(statics.items()), _jax.trace_key())
+                app = self.cache.get(key, lambda: self._application(tree, tys, statics))
+        if app is _REFERENCE:
+            return self.reference(*args, **statics)
+        return app.out_tree.unflatten(app.apply(flat))
+
+    def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
+        args = tree.unflatten(tys)
+        impl = self.choose(args)
+        if impl is None:
+            if self.reference is not None and not any(map(_jax.is_hi, tys)):
+                return _REFERENCE
+            have = "; ".join(map(str, self.impls)) or "none"
+            raise TypeError(
+                f"{self.name} has no implementation for {_show(args)}; it has: {have}. Add one with @{self.name}.impl, or "
+                f"apply it to typax.dense(v)"
+            )
+        return OpApplication(self, impl, tree, tys, statics)
+
+    def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits."""
+        impl = self.choose([_jax.typeof(x) for x in operands])
+        if impl is None:
+            return NotImplemented
+        try:
+            return self(*operands, **params)
+        except Refused:
+            return NotImplemented
+
+
+class Refused(TypeError):
+    """Raised by an implementation of a primitive that cannot run with these parameters: the next way is tried."""
+
+
+_REFERENCE = object()
+
+
+def _bind_fn(primitive: Any) -> Callable[..., Any]:
+    def reference(*xs: Any, **params: Any) -> Any:
+        return primitive.bind(*xs, **params)
+
+    reference.__name__ = primitive.name
+    return reference
+
+
+def _type_of(op: str, x: Any) -> Any:
+    try:
+        return _jax.typeof(x)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{op}: operand {x!r} of type {type(x).__name__} is not a value; static parameters go by keyword"
+        ) from None
+
+
+def _show(args: Any) -> str:
+    return "(" + ", ".join(map(_show_one, args)) + ")"
+
+
+def _show_one(arg: Any) -> str:
+    leaves = jax.tree.leaves(arg)
+    return str(arg) if len(leaves) == 1 and leaves[0] is arg else str(jax.tree.map(str, arg))
+
+
+def _implementation(name: str, fn: Callable[..., Any], names: Any) -> Implementation:
+    hints = _axes.resolve(fn, names, f"{name}, implementation {fn.__name__}")
+    operands, statics, variadic, any_static = [], {}, False, False
+    for p in inspect.signature(fn).parameters.values():
+        where = f"{name}: operand {p.name}"
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL):
+            operands.append(_axes.patterns(hints.get(p.name, Any), where))
+            variadic |= p.kind is p.VAR_POSITIONAL
+        elif p.kind is p.KEYWORD_ONLY:
+            statics[p.name] = p.default
+        else:
+            any_static = True
+    return Implementation(fn, tuple(operands), variadic, statics, any_static)
+
+
+class OpApplication(Application):
+    """An op with one of its implementations, at given operand types and statics."""
+
+    def __init__(self, op: Op, impl: Implementation, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> None:
+        self.op, self.impl, self.tree, self.name = op, impl, tree, op.name
+        self.in_tys = tuple(tys)
+        self.statics = self._bind_statics(statics)
+        self.shown = {} if op.primitive is not None else dict(self.statics)
+        self._refuse_stacks()
+        leaves = [a for t in tys for a in leaf_types(t)]
+        traced = self._trace(leaves)
+        self.traced = traced
+        outs = iter(traced.jaxpr.out_avals)
+        self.out_tys = tuple(
+            t.with_leaves([next(outs) for _ in t.leaves]) if isinstance(t, ValueType) else next(outs)
+            for t in self.out_like
+        )
+        self.out_tys = tuple(t.check() if isinstance(t, ValueType) else t for t in self.out_tys)
+        self.lo, self.deps, self.effects = from_traced(self.name, traced)
+        self._check_reference()
+
+    def _bind_statics(self, statics: dict[str, Any]) -> dict[str, Any]:
+        if self.impl.any_static:
+            return dict(statics)
+        known = self.impl.statics
+        if self.op.primitive is None and (unknown := statics.keys() - known.keys()):
+            raise TypeError(f"{self.name} {self.impl} takes no keyword {', '.join(sorted(unknown))}")
+        full = {k: statics.get(k, d) for k, d in known.items()}
+        if missing := [k for k, v in full.items() if v is inspect.Parameter.empty]:
+            raise TypeError(f"{self.name} {self.impl} needs the keyword {', '.join(missing)}")
+        self.all_statics = statics
+        return full
+
+    def _refuse_stacks(self) -> None:
+        for t in self.in_tys:
+            if isinstance(t, ValueType) and t.n_batch and t.has_own_axes and not t.decl.stackable:
+                raise TypeError(
+                    f"{self.name}: {t} is a stack of {t.decl.cls.__name__} values; apply {self.name} to each with jax.vmap"
+                )
+
+    def _trace(self, leaves: Sequence[Any]) -> Any:
+        def run(*xs: Any) -> list[Any]:
+            it, args = iter(xs), []
+            for t in self.in_tys:
+                mine = [next(it) for _ in leaf_types(t)]
+                args.append(t.of_leaves(mine) if isinstance(t, ValueType) else mine[0])
+            with Opened():
+                out = self.impl.fn(*self.tree.unflatten(args), **self.statics)
+            flat, self.out_tree = jax.tree.flatten(out)
+            self.out_like = tuple(_jax.typeof(x) for x in flat)
+            split = [component_leaves(x) if isinstance(t, ValueType) else [x] for t, x in zip(self.out_like, flat)]
+            return [pack_open(x) for part in split for x in part]
+
+        run.__name__ = run.__qualname__ = self.name
+        try:
+            return jax.jit(run).trace(*leaves)
+        except _jax.ShardingTypeError as e:
+            raise TypeError(f"{self.name} of {_show(self.in_tys)}: {e}") from e
+
+    def _statics_of_reference(self) -> dict[str, Any]:
+        given = {**getattr(self, "all_statics", {}), **self.statics}
+        if self.op.primitive is not None:
+            return given
+        params = inspect.signature(self.op.reference).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in params):
+            return given
+        return {k: v for k, v in given.items() if k in {p.name for p in params}}
+
+    def _on_views(self, *leaves: Any) -> list[Any]:
+        """The reference as a function of the views of the operands."""
+        it, args = iter(leaves), []
+        for t in self.in_tys:
+            args.append(_unview(t, [next(it) for _ in views(t)]))
+        out = self.op.reference(*self.tree.unflatten(args), **self._statics_of_reference())
+        return list(jax.tree.leaves(out))
+
+    def _check_reference(self) -> None:
+        if self.op.reference is None:
+            return
+        avals = [v for t in self.in_tys for v in views(t)]
+        if any(map(_jax.is_hi, avals)):
+            return
+        name = getattr(self.op.reference, "__name__", "reference")
+        try:
+            want = jax.jit(self._on_views).trace(*avals).jaxpr.out_avals
+        except Exception as e:
+            raise TypeError(
+                f"{self.name} of {_show(self.in_tys)}: its reference {name} refuses {_show(avals)}: {e}"
+            ) from e
+        got = [x for t in self.out_tys for x in jax.tree.leaves(dense_type(t))]
+        if len(want) != len(got):
+            raise TypeError(f"{self.name}: its reference {name} gives {len(want)} results, the implementation {len(got)}")
+        for w, g in zip(want, got, strict=True):
+            if difference := type_difference(w, g):
+                raise TypeError(
+                    f"{self.name} of {_show(self.in_tys)}: the implementation gives {g}, but its reference {name} gives "
+                    f"{w} ({difference})"
+                )
+
+    # --- linear parts
+
+    def _rules(self, mask: Mask) -> list[tuple[Rule, Mask]]:
+        """Operands with componentwise tangents are differentiated through the implementation, others through the
+        reference; a componentwise result needs the implementation for all."""
+        by = tuple(m and by_components(t) for m, t in zip(mask, self.in_tys, strict=True))
+        rest = tuple(m and not b for m, b in zip(mask, by, strict=True))
+        result = any(map(by_components, self.out_tys))
+        lean = result or (self.op.reference is None and any(map(by_components, self.in_tys)))
+        if lean:
+            for t, m in zip(self.in_tys, rest, strict=True):
+                if m and isinstance(t, ValueType):
+                    raise NotImplementedError(
+                        f"{self.name} of {_show(self.in_tys)}: the tangent of {t} has no components, but the result has "
+                        f"componentwise tangents; no derivative follows from its reference"
+                    )
+            return [(self._by_components, mask)]
+        if any(rest) and self.op.reference is None:
+            raise NotImplementedError(
+                f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
+                f"@typax.op(reference=...), or apply typax.stop_gradient to its operands"
+            )
+        parts = [(self._by_components, by), (self._by_views, rest)]
+        return [(r, m) for r, m in parts if any(m)]
+
+    @property
+    def _by_views(self) -> Rule:
+        if "_views" not in self.__dict__:
+            self._views = over_views(self.name, self.in_tys, self._on_views)
+        return self._views
+
+    @property
+    def _by_components(self) -> Rule:
+        if "_components" not in self.__dict__:
+            self._components = over_components(self.name, self.in_tys, _jax.eval_jaxpr_fun(self.traced.jaxpr))
+        return self._components
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        rules = self._rules(nonzero)
+        parts = [r.pushforward(m) for r, m in rules]
+        if len(parts) == 1:
+            return parts[0]
+        reads = tuple(sorted({i for p in parts for i in p.reads}))
+
+        def fn(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+            values, totals = dict(zip(reads, residuals, strict=True)), None
+            mine = self._leaves_by_operand(nonzero, leaves)
+            for part, (_, m) in zip(parts, rules, strict=True):
+                own = [x for i, xs in mine.items() if m[i] for x in xs]
+                out = part.fn([values[i] for i in part.reads], own)
+                totals = out if totals is None else [a + b for a, b in zip(totals, out, strict=True)]
+            assert totals is not None
+            return totals
+
+        return Linear(reads, fn)
+
+    def _leaves_by_operand(self, mask: Mask, leaves: Sequence[Any]) -> dict[int, list[Any]]:
+        it = iter(leaves)
+        return {
+            i: [next(it) for _ in range(_prim.tangent_leaf_count(t))]
+            for i, (t, m) in enumerate(zip(self.in_tys, mask, strict=True))
+            if m
+        }
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        return self._merged(nonzero, [(r.pullback(m), m) for r, m in self._rules(nonzero)])
+
+    def transposed(self, linear: Mask) -> Linear:
+        return self._merged(linear, [(r.transposed(m), m) for r, m in self._rules(linear)])
+
+    def _merged(self, mask: Mask, parts: Sequence[tuple[Linear, Mask]]) -> Linear:
+        if len(parts) == 1:
+            return parts[0][0]
+        reads = tuple(sorted({i for p, _ in parts for i in p.reads}))
+
+        def fn(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            values, found = dict(zip(reads, residuals, strict=True)), dict[int, list[Any]]()
+            for part, m in parts:
+                out = part.fn([values[i] for i in part.reads], cts)
+                found |= self._leaves_by_operand(m, out)
+            return [x for i, m in enumerate(mask) if m for x in found[i]]
+
+        return Linear(reads, fn)
+
+
+def _unview(ty: Any, leaves: Sequence[Any]) -> Any:
+    """What a value stands for, from its views."""
+    if not by_components(ty):
+        return leaves[0]
+    it = iter(leaves)
+    parts = [_unview(leaf, [next(it) for _ in views(leaf)]) for leaf in ty.leaves]
+    if ty.decl.is_record:
+        from_parts = ty.tree.unflatten(parts)
+        return from_parts[0] if len(ty.decl.components) == 1 else dict(
+            zip((c.name for c in ty.decl.components), from_parts, strict=True)
+        )
+    with Opened():
+        return ty.decl.dense(ty.of_leaves(parts))
+
+
+def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None) -> Any:
+    """Make an op.
+
+    ``op(reference)`` makes one of a plain array function, or of a JAX primitive, to which implementations are added by
+    operand types (`Op.impl`).  ``@op(reference=f)`` makes one of its only implementation, the decorated function;
+    ``reference=None`` says that it has no meaning on what its operands stand for, so that it has no derivative.
+
+    Positional arguments are values (arrays, hi values, pytrees of them); keyword-only ones are static.
+    """
+    if fn is not None:
+        return Op(fn, name or getattr(fn, "__name__", None) or getattr(fn, "name", "op"))
+    names = sys._getframe(1).f_locals
+    if reference is _REFERENCE:
+        raise TypeError("typax.op needs a reference: op(f), @op(reference=f) or @op(reference=None)")
+
+    def decorate(impl: Callable[..., Any]) -> Op:
+        new = Op(reference, name or impl.__name__)
+        new.__doc__ = impl.__doc__
+        new.add(impl, names)
+        return new
+
+    return decorate

@@ -1,0 +1,371 @@
+"""The one hi primitive, and what it applies.
+
+An `Application` is one op at given operand types: its result types, its implementation on arrays, and its linear
+parts.  Every rule that JAX asks a primitive for follows from these, and mapping an application gives an application,
+so that any nesting of transformations is the same few lines.
+
+    lo            arrays -> arrays                              the implementation, traced once, jitted
+    pushforward   residuals, tangents -> tangents               for a set of operands that have tangents
+    pullback      residuals, cotangents -> cotangents
+    transposed    the other operands, cotangents -> cotangents  for a set of operands in which it is linear
+
+The linear parts speak of *tangent leaves*, the arrays that make up a tangent (`_structural.open_tangent`).  `reads` tells
+which operands a linear part needs: they are the residuals, kept as the hi values they are.
+"""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from typax import _jax
+from typax._type import Axes, ValueType, lo_axes
+
+type Mask = tuple[bool, ...]
+
+
+class Linear(NamedTuple):
+    """A linear part: the operands that it reads, and the function of their values and of tangent leaves."""
+
+    reads: tuple[int, ...]
+    fn: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+
+
+class Cache:
+    """A bounded cache: the entry used longest ago goes first."""
+
+    def __init__(self, maxsize: int = 4096) -> None:
+        self.maxsize, self.entries = maxsize, OrderedDict[Any, Any]()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        try:
+            value = self.entries[key]
+            self.entries.move_to_end(key)
+        except KeyError:
+            value = self.entries[key] = make()
+            if len(self.entries) > self.maxsize:
+                self.entries.popitem(last=False)
+        return value
+
+
+class Application:
+    """One op at given operand types; see the module's docstring."""
+
+    name: str
+    shown: dict[str, Any]
+    in_tys: tuple[Any, ...]
+    out_tys: tuple[Any, ...]
+    lo: Callable[..., list[Any]]
+    deps: list[frozenset[int]]
+    effects: frozenset[Any] = frozenset()
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        raise NotImplementedError
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        raise NotImplementedError
+
+    def transposed(self, linear: Mask) -> Linear:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def prim(self) -> Any:
+        return prim_class(self.name)(self)
+
+    @functools.cached_property
+    def in_counts(self) -> list[int]:
+        return [len(t.lo_ty()) for t in self.in_tys]
+
+    @functools.cached_property
+    def out_counts(self) -> list[int]:
+        return [len(t.lo_ty()) for t in self.out_tys]
+
+    def lower(self, args: Sequence[Any]) -> list[Any]:
+        return [lo for t, x in zip(self.in_tys, args, strict=True) for lo in t.lower_val(x)]
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """The results on concrete values, or while a program is lowered."""
+        return _raise(self.out_tys, self.lo(*self.lower(args)))
+
+    def apply(self, args: Sequence[Any]) -> list[Any]:
+        """The results on any values: run the implementation if all are concrete, else bind the primitive."""
+        if _jax.trace_is_clean() and not any(isinstance(x, _jax.Tracer) for x in args):
+            return self.run(args)
+        return list(self.prim(*args))
+
+
+def _raise(tys: Sequence[Any], los: Sequence[Any]) -> list[Any]:
+    it = iter(los)
+    return [raise_open(t, [next(it) for _ in t.lo_ty()]) for t in tys]
+
+
+def raise_open(ty: Any, los: Sequence[Any]) -> Any:
+    return ty.open_val(*los) if isinstance(ty, ValueType) else ty.raise_val(*los)
+
+
+# --- mapping -----------------------------------------------------------------------------------------------------
+
+
+def view_axes(ty: Any, spec: Any) -> list[Any]:
+    """The mapped axis of each tangent leaf of a value that is mapped by ``spec``."""
+    if not has_tangent(ty):
+        return []
+    if isinstance(ty, ValueType) and ty.decl.tangent.by_components(ty):
+        return [s for leaf, own in zip(ty.leaves, leaf_specs(ty, spec), strict=True) for s in view_axes(leaf, own)]
+    if isinstance(ty, ValueType) and isinstance(spec, Axes):
+        spec = next((e for e in spec.entries if e is not None), None)
+    return [spec]
+
+
+def leaf_specs(ty: ValueType, spec: Any) -> list[Any]:
+    """The spec of each component leaf, as positions in that leaf's own axes."""
+    if spec is None:
+        return [None] * len(ty.leaves)
+    specs, k = ty._checked(spec, adding=False)
+    if k is None:
+        return specs
+    return [None if s is None or not m[k] else sum(m[:k]) for s, m in zip(specs, ty.masks, strict=True)]
+
+
+def join_spec(ty: Any, axes: Sequence[int | None]) -> Any:
+    """The spec of a result whose lowered arrays are mapped along ``axes`` (each 0 or ``None``)."""
+    if all(a is None for a in axes):
+        return None
+    if not isinstance(ty, ValueType) or ty.has_own_axes or all(a is not None for a in axes):
+        return 0
+    it = iter(axes)
+    return Axes(*(join_spec(leaf, [next(it) for _ in leaf.lo_ty()]) for leaf in ty.leaves))
+
+
+class Batched(Application):
+    """An application mapped over an axis; ``dims`` holds the mapping spec of each operand."""
+
+    def __init__(self, base: Application, in_tys: Sequence[Any], dims: tuple[Any, ...], axis: Any) -> None:
+        self.base, self.dims, self.axis = base, dims, axis
+        self.name, self.shown, self.effects = base.name, base.shown, base.effects
+        self.in_tys = tuple(in_tys)
+        in_axes = [a for t, d in zip(in_tys, dims, strict=True) for a in lo_axes(t, d)]
+        mapped = {i for i, a in enumerate(in_axes) if a is not None}
+        out = iter([0 if deps & mapped else None for deps in base.deps])
+        self.out_dims = tuple(join_spec(t, [next(out) for _ in t.lo_ty()]) for t in base.out_tys)
+        size = axis[1]
+        tys = [t if d is None else t.inc_rank(size, d) for t, d in zip(base.out_tys, self.out_dims, strict=True)]
+        out_axes = [a for t, d in zip(tys, self.out_dims, strict=True) for a in lo_axes(t, d)]
+        run = _jax.vmap(base.lo, tuple(in_axes), out_axes, axis)
+        traced = jax.jit(run).trace(*(lo for t in in_tys for lo in t.lo_ty()))
+        self.lo = _jitted(self.name, traced.jaxpr)
+        self.deps = _jax.dependences(traced.jaxpr)
+        it = iter(traced.jaxpr.out_avals)
+        self.out_tys = tuple(_with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
+        self.linears = Cache(64)
+
+    def _in_axes(self, which: Sequence[int]) -> list[Any]:
+        return [self.dims[i] for i in which]
+
+    def _in_leaves(self, mask: Mask) -> list[Any]:
+        return [a for t, d, m in zip(self.in_tys, self.dims, mask, strict=True) if m for a in view_axes(t, d)]
+
+    def _out_leaves(self) -> list[Any]:
+        return [a for t, d in zip(self.out_tys, self.out_dims, strict=True) for a in view_axes(t, d)]
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        def make() -> Linear:
+            reads, fn = self.base.pushforward(nonzero)
+            in_axes = (self._in_axes(reads), self._in_leaves(nonzero))
+            return Linear(reads, _jax.vmap(fn, in_axes, self._out_leaves(), self.axis))
+
+        return self.linears.get(("push", nonzero), make)
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        return self.linears.get(("pull", nonzero), lambda: self._summing(self.base.pullback(nonzero), nonzero))
+
+    def transposed(self, linear: Mask) -> Linear:
+        return self.linears.get(("trans", linear), lambda: self._summing(self.base.transposed(linear), linear))
+
+    def _summing(self, part: Linear, mask: Mask) -> Linear:
+        """Cotangents of what is not mapped are summed over the axis."""
+        reads, fn = part
+        ct_axes = self._out_leaves()
+        out_axes = [_jax.sum_axis if a is None else a for a in self._in_leaves(mask)]
+        mapped = _jax.vmap(fn, (self._in_axes(reads), ct_axes), out_axes, self.axis)
+        if None not in ct_axes or _jax.sum_axis not in out_axes:
+            return Linear(reads, mapped)
+
+        def both(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            # A cotangent that is not mapped is a total already: it must not be summed again.
+            zeros = [jax.numpy.zeros_like(c) for c in cts]
+            of_mapped = [z if a is None else c for c, z, a in zip(cts, zeros, ct_axes, strict=True)]
+            of_others = [c if a is None else z for c, z, a in zip(cts, zeros, ct_axes, strict=True)]
+            first = [None if a is None else a for a in ct_axes]
+            outs = [a if a is not _jax.sum_axis else 0 for a in out_axes]
+            once = _jax.vmap(fn, (self._in_axes(reads), first), outs, self.axis)(residuals, of_others)
+            picked = [x[0] if a is _jax.sum_axis else x for x, a in zip(once, out_axes, strict=True)]
+            return [x + y for x, y in zip(mapped(residuals, of_mapped), picked, strict=True)]
+
+        return Linear(reads, both)
+
+
+def _with_los(ty: Any, los: Sequence[Any]) -> Any:
+    if isinstance(ty, ValueType):
+        return ty.with_los(los)
+    return ty if _jax.is_hi(ty) else los[0]
+
+
+def _jitted(name: str, jaxpr: Any) -> Callable[..., list[Any]]:
+    run = _jax.eval_jaxpr_fun(jaxpr)
+
+    def call(*los: Any) -> list[Any]:
+        return run(*los)
+
+    call.__name__ = call.__qualname__ = name
+    return jax.jit(call, inline=True)
+
+
+batched_cache = Cache()
+
+
+def batched(base: Application, args: Sequence[Any], dims: tuple[Any, ...], axis_data: Any) -> Batched:
+    tys = tuple(map(_jax.typeof, args))
+    axis = _jax.axis_key(axis_data)
+    with _jax.without_anonymous_axes():
+        key = (base, tys, dims, axis, _jax.trace_key())
+        return batched_cache.get(key, lambda: Batched(base, tys, dims, axis))
+
+
+# --- the primitive -----------------------------------------------------------------------------------------------
+
+
+class TypaxPrim(_jax.HiPrim):
+    """JAX's view of an application. Each op name has a subclass of its own, since jaxprs print its name."""
+
+    def __init__(self, app: Application) -> None:
+        self.app = app
+        self.in_avals, self.out_aval = app.in_tys, app.out_tys
+        self.params = {"_app": app}
+        self.effects = app.effects
+        super().__init__()
+
+    def pp_params(self) -> dict[str, Any]:
+        return self.app.shown
+
+    def __repr__(self) -> str:
+        shown = " ".join(f"{k}={v}" for k, v in self.app.shown.items())
+        return f"{self.app.name}[{shown}]"
+
+    def __hash__(self) -> int:
+        return id(self.app)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TypaxPrim) and self.app is other.app
+
+    def expand(self, *args: Any) -> Any:
+        return tuple(self.app.run(args))
+
+    # forward mode
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        nonzero = tuple(_is_nonzero(t) for t in tangents)
+        out = self(*primals)
+        return out, self._push(nonzero, primals, tangents)
+
+    def _push(self, nonzero: Mask, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        if not any(nonzero):
+            return tuple(_jax.Zero(t.to_tangent_aval()) for t in self.app.out_tys)
+        reads, _ = self.app.pushforward(nonzero)
+        return self._push_residuals(nonzero, [primals[i] for i in reads], tangents)
+
+    def _push_residuals(self, nonzero: Mask, residuals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        fn = self.app.pushforward(nonzero).fn
+        leaves = [
+            x for t, v, m in zip(self.app.in_tys, tangents, nonzero, strict=True) if m for x in open_tangent(t, v)
+        ]
+        return close_all(self.app.out_tys, fn(residuals, leaves))
+
+    def lin(self, nzs_in: Sequence[bool], *primals: Any) -> Any:
+        nonzero = tuple(bool(n) and has_tangent(t) for n, t in zip(nzs_in, self.app.in_tys, strict=True))
+        reads = self.app.pushforward(nonzero).reads if any(nonzero) else ()
+        return self(*primals), Residuals([primals[i] for i in reads], nonzero)
+
+    def linearized(self, res: Any, *tangents: Any) -> Any:
+        if not any(res.nonzero):
+            return tuple(_jax.Zero(t.to_tangent_aval()) for t in self.app.out_tys)
+        ts = [_jax.instantiate(t) if m else t for t, m in zip(tangents, res.nonzero, strict=True)]
+        return self._push_residuals(res.nonzero, res.values, ts)
+
+    # reverse mode
+    def vjp_fwd(self, nzs_in: Sequence[bool], *primals: Any) -> Any:
+        nonzero = tuple(bool(n) and has_tangent(t) for n, t in zip(nzs_in, self.app.in_tys, strict=True))
+        reads = self.app.pullback(nonzero).reads if any(nonzero) else ()
+        return self(*primals), Residuals([primals[i] for i in reads], nonzero)
+
+    def vjp_bwd_retval(self, res: Any, cts: Sequence[Any]) -> Any:
+        zeros = [_jax.Zero(t.to_ct_aval()) for t in self.app.in_tys]
+        if not any(res.nonzero) or all(isinstance(c, _jax.Zero) for c in cts):
+            return tuple(zeros)
+        leaves = self.app.pullback(res.nonzero).fn(res.values, open_cotangents(self.app.out_tys, cts))
+        closed = iter(close_all([t for t, m in zip(self.app.in_tys, res.nonzero, strict=True) if m], leaves, ct=True))
+        return tuple(next(closed) if m else z for z, m in zip(zeros, res.nonzero, strict=True))
+
+    def transpose(self, cts: Sequence[Any], *args: Any) -> None:
+        linear = tuple(isinstance(a, _jax.GradAccum) for a in args)
+        if all(isinstance(c, _jax.Zero) for c in cts):
+            return
+        reads, fn = self.app.transposed(linear)
+        leaves = fn([args[i] for i in reads], open_cotangents(self.app.out_tys, cts))
+        closed = iter(close_all([t for t, m in zip(self.app.in_tys, linear, strict=True) if m], leaves, ct=True))
+        for accum, m in zip(args, linear, strict=True):
+            if m:
+                accum.accum(next(closed))
+
+    # batching
+    def batch(self, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]) -> Any:
+        app = batched(self.app, args, tuple(dims), axis_data)
+        return tuple(app.apply(args)), app.out_dims
+
+
+@jax.tree_util.register_pytree_node_class
+class Residuals:
+    """The operands that a linear part reads; which operands have tangents is static."""
+
+    def __init__(self, values: Sequence[Any], nonzero: Mask) -> None:
+        self.values, self.nonzero = list(values), nonzero
+
+    def tree_flatten(self) -> Any:
+        return self.values, self.nonzero
+
+    @classmethod
+    def tree_unflatten(cls, nonzero: Mask, values: Any) -> "Residuals":
+        return cls(values, nonzero)
+
+
+open_tangent: Callable[[Any, Any], list[Any]]  # these two are set by _structural
+close_tangent: Callable[[Any, list[Any], bool], Any]
+tangent_leaf_count: Callable[[Any], int]
+
+
+def close_all(tys: Sequence[Any], leaves: Sequence[Any], ct: bool = False) -> tuple[Any, ...]:
+    it = iter(leaves)
+    return tuple(close_tangent(t, [next(it) for _ in range(tangent_leaf_count(t))], ct) for t in tys)
+
+
+def open_cotangents(tys: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    return [x for t, c in zip(tys, cts, strict=True) for x in open_tangent(t, _jax.instantiate(c))]
+
+
+def _is_nonzero(t: Any) -> bool:
+    return not isinstance(t, _jax.Zero) and _inexact(_jax.typeof(t))
+
+
+def has_tangent(ty: Any) -> bool:
+    """Whether values of this type can be perturbed (integers and constants cannot)."""
+    return _inexact(ty.to_tangent_aval())
+
+
+def _inexact(tangent_ty: Any) -> bool:
+    return _jax.is_hi(tangent_ty) or tangent_ty.dtype != _jax.float0
+
+
+@functools.cache
+def prim_class(name: str) -> type[TypaxPrim]:
+    return type(name, (TypaxPrim,), {})

@@ -1,0 +1,404 @@
+"""The structural ops: build a value from components, open it, see what it stands for; and the derivation of linear parts.
+
+Derivatives live on *views*.  The view of a value is the array that it stands for; the views of a record, or of a value
+with componentwise tangents, are those of its components.  A function of views (the reference of an op) or of component
+leaves (its implementation) gives every linear part through JAX's own differentiation, evaluated on the hi values that
+stand for the views.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from typax import _interpret, _jax, _prim
+from typax._prim import Application, Cache, Linear, Mask
+from typax._type import ValueType, dense_type, record_view
+
+# --- views and tangents --------------------------------------------------------------------------------------------
+
+
+def by_components(ty: Any) -> bool:
+    return isinstance(ty, ValueType) and ty.decl.tangent.by_components(ty)
+
+
+def views(ty: Any) -> list[Any]:
+    """The types on which derivatives with respect to a value of type ``ty`` are taken."""
+    if by_components(ty):
+        return [v for leaf in ty.leaves for v in views(leaf)]
+    return [dense_type(ty)]
+
+
+def operands(ty: Any, value: Any) -> list[Any]:
+    """The values that stand for the views: arrays, and hi values in place of the arrays they stand for."""
+    if by_components(ty):
+        return [x for leaf, c in zip(ty.leaves, component_leaves(value), strict=True) for x in operands(leaf, c)]
+    return [value]
+
+
+def leaves_of(ty: Any, value: Any) -> list[Any]:
+    """The component leaves of a value; an array, or a value of a type written by hand, is its own."""
+    return component_leaves(value) if isinstance(ty, ValueType) else [value]
+
+
+def leaf_types(ty: Any) -> tuple[Any, ...]:
+    return ty.leaves if isinstance(ty, ValueType) else (ty,)
+
+
+def tangent_leaf_count(ty: Any) -> int:
+    return sum(map(_prim.has_tangent, views(ty)))
+
+
+def open_tangent(ty: Any, t: Any) -> list[Any]:
+    """The arrays that make up a tangent (or cotangent) of a value of type ``ty``."""
+    if not _prim.has_tangent(ty):
+        return []
+    if by_components(ty):
+        parts = component_leaves(t)
+        return [x for leaf, part in zip(ty.leaves, parts, strict=True) for x in open_tangent(leaf, part)]
+    if isinstance(ty, ValueType):
+        return [ty.decl.tangent.open(ty, t)]
+    return [t]
+
+
+def close_tangent(ty: Any, leaves: Sequence[Any], ct: bool = False) -> Any:
+    """The tangent of a value of type ``ty`` made of these arrays."""
+    if not _prim.has_tangent(ty):
+        return np.zeros(getattr(ty, "shape", ()), _jax.float0)
+    if by_components(ty):
+        it, parts = iter(leaves), []
+        for leaf in ty.leaves:
+            parts.append(close_tangent(leaf, [next(it) for _ in range(tangent_leaf_count(leaf))], ct))
+        tangent_ty = ty.to_ct_aval() if ct else ty.to_tangent_aval()
+        return from_leaves(tangent_ty, parts)
+    (leaf,) = leaves
+    if isinstance(ty, ValueType):
+        return ty.decl.tangent.close(ty, leaf)
+    return leaf
+
+
+_prim.open_tangent, _prim.close_tangent, _prim.tangent_leaf_count = open_tangent, close_tangent, tangent_leaf_count
+
+
+# --- linear parts from a function --------------------------------------------------------------------------------
+
+
+class Rule:
+    """The linear parts of ``fn``, a function of some leaves of each operand (its views, or its components)."""
+
+    def __init__(
+        self,
+        name: str,
+        in_tys: Sequence[Any],
+        leaves: Callable[[Any], Sequence[Any]],
+        expand: Callable[[Any, Any], list[Any]],
+        fn: Callable[..., Sequence[Any]],
+    ) -> None:
+        self.name, self.in_tys, self.expand, self.fn = name, tuple(in_tys), expand, fn
+        per = [tuple(leaves(t)) for t in in_tys]
+        self.leaves = [a for tys in per for a in tys]
+        self.owner = [i for i, tys in enumerate(per) for _ in tys]
+        self.cache = Cache(64)
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return self.cache.get("out", lambda: list(jax.jit(self.fn).trace(*self.leaves).jaxpr.out_avals))
+
+    def _split(self, mask: Mask) -> tuple[list[int], Callable[..., Sequence[Any]]]:
+        """The leaves that have tangents, and ``fn`` of these, the others given."""
+        own = [i for i, o in enumerate(self.owner) if mask[o] and _prim.has_tangent(self.leaves[i])]
+
+        def fn(primals: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
+            full = list(primals)
+            for i, x in zip(own, some, strict=True):
+                full[i] = x
+            return list(self.fn(*full))
+
+        return own, fn
+
+    def _tangents(self, own: Sequence[int], leaves: Sequence[Any], ct: bool = False) -> list[Any]:
+        return list(_prim.close_all([self.leaves[i] for i in own], leaves, ct))
+
+    def _leaf_avals(self, tys: Sequence[Any], ct: bool = False) -> list[Any]:
+        flat = [v for t in tys for v in views(t) if _prim.has_tangent(v)]
+        return [v.to_ct_aval() if ct else v.to_tangent_aval() for v in flat]
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        own, fn = self._split(nonzero)
+
+        def push(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+            some = [primals[i] for i in own]
+            outs, dots = jax.jvp(lambda *xs: fn(primals, xs), some, self._tangents(own, tangents))
+            return [x for o, t in zip(outs, dots, strict=True) for x in open_tangent(_jax.typeof(o), t)]
+
+        avals = self._leaf_avals([self.leaves[i] for i in own])
+        return self._linear(("push", nonzero), f"{self.name}_jvp", push, avals)
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        own, fn = self._split(nonzero)
+
+        def pull(primals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            _, vjp = jax.vjp(lambda *xs: fn(primals, xs), *(primals[i] for i in own))
+            grads = vjp(list(_prim.close_all(self.out_avals, cts, ct=True)))
+            return [x for i, g in zip(own, grads, strict=True) for x in open_tangent(self.leaves[i], g)]
+
+        return self._linear(("pull", nonzero), f"{self.name}_vjp", pull, self._leaf_avals(self.out_avals, ct=True))
+
+    def transposed(self, linear: Mask) -> Linear:
+        own, fn = self._split(linear)
+
+        def transpose(primals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            some = [self.leaves[i] for i in own]
+            flip = jax.linear_transpose(lambda *xs: fn(primals, xs), *some)
+            grads = flip(list(_prim.close_all(self.out_avals, cts, ct=True)))
+            return [x for i, g in zip(own, grads, strict=True) for x in open_tangent(self.leaves[i], g)]
+
+        avals = self._leaf_avals(self.out_avals, ct=True)
+        return self._linear(("trans", linear), f"{self.name}_transpose", transpose, avals)
+
+    def _linear(self, key: Any, name: str, f: Callable[..., list[Any]], avals: Sequence[Any]) -> Linear:
+        def make() -> Linear:
+            with _jax.without_anonymous_axes():
+                traced = jax.jit(f).trace(list(self.leaves), list(avals))
+            jaxpr, used = _jax.dce(traced.jaxpr)
+            n = len(self.leaves)
+            reads = tuple(sorted({o for o, u in zip(self.owner, used, strict=False) if u}))
+
+            def run(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+                parts = dict(zip(reads, residuals, strict=True))
+                open_ = {i: iter(self.expand(self.in_tys[i], parts[i])) for i in reads}
+                args = [next(open_[o]) if o in open_ else None for o in self.owner]
+                picked = [x for x, u in zip([*args, *leaves], used, strict=True) if u]
+                return _interpret.evaluate(jaxpr, picked)
+
+            run.__name__ = run.__qualname__ = name
+            assert len(used) == n + len(avals)
+            return Linear(reads, jax.jit(run))
+
+        return self.cache.get((key, _jax.trace_key()), make)
+
+
+def over_views(name: str, in_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
+    return Rule(name, in_tys, views, operands, fn)
+
+
+def over_components(name: str, in_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
+    return Rule(name, in_tys, leaf_types, leaves_of, fn)
+
+
+class Derived(Application):
+    """An application whose linear parts come from one rule."""
+
+    def __init__(self, name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Any, rule: Rule | None) -> None:
+        """`fn` maps component leaves to component leaves."""
+        self.name, self.shown, self.in_tys, self.out_tys, self.rule = name, {}, tuple(in_tys), tuple(out_tys), rule
+        self.lo, self.deps, self.effects = lowered(name, fn, [a for t in in_tys for a in leaf_types(t)])
+
+    def _rule(self) -> Rule:
+        if self.rule is None:
+            raise NotImplementedError(
+                f"{self.name} of {self.in_tys[0]} cannot be differentiated: a {self.in_tys[0].decl.tangent.name} tangent "
+                f"has no components. Differentiate typax.dense(v), or open typax.stop_gradient(v) if no gradient is meant"
+            )
+        return self.rule
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        return self._rule().pushforward(nonzero)
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        return self._rule().pullback(nonzero)
+
+    def transposed(self, linear: Mask) -> Linear:
+        return self._rule().transposed(linear)
+
+
+def lowered(name: str, fn: Any, avals: Sequence[Any]) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
+    """``fn`` on arrays: jitted, with what each result depends on, and its effects."""
+    traced = jax.jit(fn).trace(*avals)
+    return from_traced(name, traced)
+
+
+def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
+    jaxpr = traced.lojax.jaxpr
+    if _jax.has_tracer_consts(traced.jaxpr):
+        raise TypeError(
+            f"{name}: the implementation closes over a value of a program being traced; pass it as an argument instead"
+        )
+    return _prim._jitted(name, jaxpr), _jax.dependences(jaxpr), _jax.jaxpr_effects(jaxpr)
+
+
+# --- build and open ----------------------------------------------------------------------------------------------
+
+structural = Cache()
+
+
+def _made(kind: str, ty: ValueType, make: Callable[[], Application]) -> Application:
+    with _jax.without_anonymous_axes():
+        return structural.get((kind, ty, _jax.trace_key()), make)
+
+
+def _identity(*xs: Any) -> list[Any]:
+    return list(xs)
+
+
+def from_leaves(ty: ValueType, leaves: Sequence[Any]) -> Any:
+    """A value of type ``ty`` with these component leaves: traced code's way to build one."""
+
+    def make() -> Application:
+        # With componentwise tangents the components are the views; else the value's view is a function of them.
+        if by_components(ty):
+            rule = over_components("from_components", ty.leaves, _identity)
+        else:
+            rule = over_views("from_components", ty.leaves, lambda *xs: [dense_fn(ty)(*xs)])
+        return Derived("from_components", ty.leaves, (ty,), _identity, rule)
+
+    if _jax.trace_is_clean() and not any(isinstance(x, _jax.Tracer) for x in leaves):
+        return ty.of_leaves([pack_open(x) for x in leaves])
+    (value,) = _made("build", ty, make).apply([pack_open(x) for x in leaves])
+    return value
+
+
+ValueType.pack = staticmethod(from_leaves)  # type: ignore[method-assign]
+
+
+def is_open(x: Any) -> bool:
+    """Whether ``x`` is a value that holds traced components: one inside an implementation."""
+    ty = getattr(x, "_type", None)
+    return isinstance(ty, ValueType) and any(isinstance(c, _jax.Tracer) or is_open(c) for c in x._leaves)
+
+
+def pack_open(x: Any) -> Any:
+    """A value that holds traced components becomes one traced value; anything else is returned as it is."""
+    return from_leaves(x._type, x._leaves) if is_open(x) else x
+
+
+def as_operand(x: Any) -> Any:
+    """What JAX is to make of a value that it binds: open values become traced ones, but while a program is lowered,
+    where values over arrays are what it works on."""
+    return x if getattr(_jax.current_trace(), "requires_low", False) else pack_open(x)
+
+
+def component_leaves(value: Any) -> list[Any]:
+    """The component leaves of a value, traced or not."""
+    if not isinstance(value, _jax.Tracer):
+        return list(value._leaves)
+    ty = _jax.typeof(value)
+
+    def make() -> Application:
+        rule = over_components("components", (ty,), _identity) if by_components(ty) else None
+        return Derived("components", (ty,), ty.leaves, _identity, rule)
+
+    return _made("open", ty, make).apply([value])
+
+
+# --- what it stands for ------------------------------------------------------------------------------------------
+
+
+class Opened:
+    """Inside a body (``dense``, an implementation) components are open: while the trace that entered it is current."""
+
+    stack: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.stack.append(_jax.current_trace())
+
+    def __exit__(self, *_: Any) -> None:
+        self.stack.pop()
+
+    @classmethod
+    def here(cls) -> bool:
+        return bool(cls.stack) and _jax.current_trace() is cls.stack[-1]
+
+
+def unit_type(ty: ValueType) -> ValueType:
+    """The type of one value of a stack."""
+    for _ in range(ty.n_batch):
+        leaves = [a.dec_rank(a.shape[0], 0) if m[0] else a for a, m in zip(ty.leaves, ty.masks, strict=True)]
+        ty = type(ty)(ty.decl, leaves, ty.tree, ty.statics, tuple(m[1:] for m in ty.masks))
+    return ty
+
+
+def over_batch(ty: ValueType, body: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``body``, a function of one value, as a function of component leaves mapped over every batch axis."""
+
+    def run(*leaves: Any) -> Any:
+        own = unit_type(ty).with_leaves([_jax.typeof(x) for x in leaves])
+        with Opened():
+            return body(own.of_leaves(leaves))
+
+    for k in reversed(range(ty.n_batch)):
+        run = jax.vmap(run, in_axes=tuple(0 if m[k] else None for m in ty.masks))
+    return run
+
+
+def dense_fn(ty: ValueType) -> Callable[..., Any]:
+    """What a value stands for, as a function of its component leaves."""
+    assert ty.decl.dense is not None
+    return over_batch(ty, ty.decl.dense)
+
+
+def dense(value: Any) -> Any:
+    """The array that a value stands for; of a record, the pytree of what its components stand for.
+
+    An array is returned as it is.  Differentiating goes through as if it were the identity: the tangent of a value with
+    dense tangents *is* the tangent of this array.
+
+    Raises:
+      TypeError: if ``value`` is neither an array nor a value of a declared type, or if the body of `dense` gives
+        another type than its annotation says.
+    """
+    value = pack_open(value)
+    ty = _jax.typeof(value)
+    if not isinstance(ty, ValueType):
+        if _jax.is_hi(ty):
+            raise TypeError(f"typax.dense: {ty} is not a declared type, so what it stands for is not known")
+        return value
+    if ty.decl.is_record:
+        subs = [dense(x) for x in component_leaves(value)]
+        return record_view(ty.decl, ty.tree.unflatten(subs))
+
+    def make() -> Application:
+        fn = dense_fn(ty)
+        rule = (
+            over_components("dense", (ty,), lambda *xs: [fn(*xs)])
+            if by_components(ty)
+            else over_views("dense", (ty,), _identity)
+        )
+        try:
+            traced = jax.jit(lambda *xs: [fn(*xs)]).trace(*ty.leaves)
+        except _jax.ShardingTypeError as e:
+            raise TypeError(f"{ty.decl.cls.__name__}.dense of {ty}: {e}") from e
+        (got,) = traced.jaxpr.out_avals
+        if difference := type_difference(ty.dense_type, got):
+            raise TypeError(
+                f"{ty.decl.cls.__name__}.dense: its annotation says that {ty} stands for {ty.dense_type}, but the body "
+                f"gives {got} ({difference})"
+            )
+        app = Derived.__new__(Derived)
+        app.name, app.shown, app.in_tys, app.out_tys, app.rule = "dense", {}, (ty,), (ty.dense_type,), rule
+        app.lo, app.deps, app.effects = from_traced("dense", traced)
+        return app
+
+    (out,) = _made("dense", ty, make).apply([value])
+    return out
+
+
+_interpret.densify = dense
+
+
+def type_difference(want: Any, got: Any) -> str:
+    """What tells two array types apart, in words; empty if nothing does."""
+    if _jax.is_hi(got) or _jax.is_hi(want):
+        return "" if want == got else "another type"
+    if tuple(want.shape) != tuple(got.shape):
+        return "another shape"
+    if want.dtype != got.dtype:
+        return "another dtype"
+    meshes = _jax.mesh_of(want), _jax.mesh_of(got)
+    parts = _jax.partition(want), _jax.partition(got)
+    if not all(m.empty for m in meshes) and parts[0] != parts[1]:
+        return "another sharding"
+    if not all(m.empty for m in meshes) and _jax.varying(want) != _jax.varying(got):
+        return "it varies over other manual axes"
+    return ""

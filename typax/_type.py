@@ -1,0 +1,526 @@
+"""The one hi type behind every declared class.
+
+    class QArray(Value, name="q8"):            QArray(int8[2,3], float32[2])  is of type  q8[2,3]
+        qvalue: Int8[Array, "*batch n"]
+        scale: Float32[Array, "*batch"]        components: the leaves (int8[2,3], float32[2])
+        def dense(self) -> ...                 stands for: float32[2,3]
+
+A type is its declaration, the types of its component leaves, and its statics.  Everything else (what it stands for,
+its batch axes, how it prints, how it is mapped) follows from these by the one axis rule of `_axes`.
+
+Batch axes lead in every component.  A component may be shared along a batch axis (an unmapped scale): `masks` says,
+for each leaf and each batch axis, whether the leaf has that axis.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from typax import _axes, _jax
+from typax._axes import Axis, Bindings, Pattern
+from typax._tangent import Tangent
+
+
+@dataclass(frozen=True)
+class Component:
+    """A declared component: its alternatives (one for each admitted class), which all have the same axes."""
+
+    name: str
+    patterns: tuple[Pattern, ...]
+
+    @property
+    def axes(self) -> _axes.Axes | None:
+        return self.patterns[0].axes
+
+    def __str__(self) -> str:
+        return f"{self.name}: {' | '.join(p.text for p in self.patterns)}"
+
+
+@dataclass(frozen=True)
+class Static:
+    """A declared parameter of the type."""
+
+    name: str
+    default: Any
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """What a class statement says, read once."""
+
+    cls: Any
+    name: str
+    components: tuple[Component, ...]
+    statics: tuple[Static, ...]
+    order: tuple[str, ...]
+    tangent: Tangent
+    stands_for: Pattern | None
+    dtype_from: str | None
+    dense: Callable[[Any], Any] | None
+
+    @property
+    def is_record(self) -> bool:
+        return self.stands_for is None
+
+    @property
+    def stackable(self) -> bool:
+        """Whether values may be built stacked: some component declares leading batch axes."""
+        return any(c.axes is not None and c.axes.variadic for c in self.components)
+
+
+@dataclass(frozen=True)
+class Axes(_jax.MappingSpec):
+    """A mapping spec with one entry for each component: ``typax.Axes(None, 0)``."""
+
+    entries: tuple[Any, ...]
+
+    def __init__(self, *entries: Any) -> None:
+        object.__setattr__(self, "entries", entries)
+
+    def __repr__(self) -> str:
+        return f"Axes({', '.join(map(repr, self.entries))})"
+
+
+class ValueType(_jax.HiType):
+    """The type of a value of a declared class. Made by the library; `Cls.type(...)` builds one by hand."""
+
+    pack: Callable[..., Any]  # set by _prim: how components become a value while a program is traced
+
+    def __init__(
+        self,
+        decl: Declaration,
+        leaves: Sequence[Any],
+        tree: Any,
+        statics: tuple[Any, ...],
+        masks: tuple[tuple[bool, ...], ...] | None = None,
+    ) -> None:
+        self.decl = decl
+        self.leaves = tuple(a.strip_weak_type() for a in leaves)
+        self.tree = tree
+        self.statics = statics
+        self.masks = masks if masks is not None else self._default_masks()
+        self._hash = hash((decl, self.leaves, tree, statics, self.masks))
+
+    # --- identity ---------------------------------------------------------------------------------------------
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, ValueType)
+            and self.decl is other.decl
+            and self._hash == other._hash
+            and self.leaves == other.leaves
+            and self.tree == other.tree
+            and self.statics == other.statics
+            and self.masks == other.masks
+        )
+
+    def normalize(self) -> "ValueType":
+        """As arrays do: a mesh counts only where an axis is sharded on it or varies over it."""
+        return self.with_leaves([_forget_mesh(a) for a in self.leaves])
+
+    def with_leaves(self, leaves: Sequence[Any]) -> "ValueType":
+        return type(self)(self.decl, leaves, self.tree, self.statics, self.masks)
+
+    def with_los(self, los: Sequence[Any]) -> "ValueType":
+        """The same type over other array types: what tracing an implementation has found out about shardings."""
+        it, leaves = iter(los), []
+        for leaf in self.leaves:
+            mine = [next(it) for _ in leaf.lo_ty()]
+            leaves.append(with_los(leaf, mine))
+        return self.with_leaves(leaves)
+
+    def static(self, name: str) -> Any:
+        return self.statics[[s.name for s in self.decl.statics].index(name)]
+
+    # --- lowering ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _lo_ty(self) -> list[Any]:
+        return [lo for leaf in self.leaves for lo in leaf.lo_ty()]
+
+    def lo_ty(self) -> list[Any]:
+        return self._lo_ty
+
+    def lower_val(self, value: Any, /) -> list[Any]:
+        return [lo for leaf, x in zip(self.leaves, value._leaves, strict=True) for lo in leaf.lower_val(x)]
+
+    def open_val(self, *los: Any) -> Any:
+        """A value over these arrays, whatever they are; `raise_val` is for JAX."""
+        it, leaves = iter(los), []
+        for leaf in self.leaves:
+            mine = [next(it) for _ in leaf.lo_ty()]
+            leaves.append(leaf.open_val(*mine) if isinstance(leaf, ValueType) else leaf.raise_val(*mine))
+        return self.of_leaves(leaves)
+
+    def raise_val(self, *los: Any) -> Any:
+        if any(isinstance(x, _jax.Tracer) for x in los) and not _jax.current_trace().requires_low:
+            return ValueType.pack(self, self.open_val(*los)._leaves)
+        # JAX raises the stacked results of a scan with the type of one step.
+        extra = los[0].ndim - self.lo_ty()[0].ndim if los else 0
+        ty = self
+        for k in reversed(range(extra)):
+            ty = ty.inc_rank(los[0].shape[k], 0)
+        return ty.open_val(*los)
+
+    def of_leaves(self, leaves: Sequence[Any]) -> Any:
+        """A value of this type with these component leaves, unchecked."""
+        value = object.__new__(self.decl.cls)
+        fields = value.__dict__
+        fields["_type"], fields["_leaves"] = self, tuple(leaves)
+        fields.update(zip((c.name for c in self.decl.components), self.tree.unflatten(leaves), strict=True))
+        fields.update(zip((s.name for s in self.decl.statics), self.statics, strict=True))
+        return value
+
+    # --- axes -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def fields(self) -> list[tuple[Component, Any]]:
+        """Each leaf with the component it belongs to."""
+        per = self.tree.children()
+        names = [c for c, t in zip(self.decl.components, per, strict=True) for _ in range(t.num_leaves)]
+        return list(zip(names, self.leaves, strict=True))
+
+    def _default_masks(self) -> tuple[tuple[bool, ...], ...]:
+        lead = [_ndim(a) - c.axes.rank for c, a in self.fields if c.axes is not None and c.axes.variadic]
+        n = lead[0] if lead else 0
+        whole = [c.axes is None or c.axes.variadic is not None for c, _ in self.fields]
+        return tuple((w,) * n for w in whole)
+
+    @property
+    def n_batch(self) -> int:
+        return len(self.masks[0]) if self.masks else 0
+
+    @cached_property
+    def batch(self) -> tuple[Axis, ...]:
+        """The batch axes, read off the components that have them."""
+        out: list[Axis | None] = [None] * self.n_batch
+        first: dict[int, Any] = {}
+        for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
+            axes = _leaf_axes(leaf)
+            if len(axes) < sum(mask):
+                raise TypeError(f"{self.decl.name}: component {c.name} has type {leaf}, which lacks a batch axis")
+            for pos, k in enumerate(k for k, m in enumerate(mask) if m):
+                if out[k] is None:
+                    out[k], first[k] = axes[pos], (c, leaf)
+                elif out[k] != axes[pos]:
+                    c0, leaf0 = first[k]
+                    raise TypeError(
+                        f"{self.decl.cls.__name__}: batch axis {k} is {_axes.show((out[k],))} in {c0.name} ({leaf0}) but "  # type: ignore[arg-type]
+                        f"{_axes.show((axes[pos],))} in {c.name} ({leaf})"
+                    )
+        return tuple(a if a is not None else Axis(1) for a in out)
+
+    @cached_property
+    def bindings(self) -> Bindings:
+        """The size and partition of every named axis. Raises a TypeError if the components contradict each other."""
+        who, env = self.decl.cls.__name__, self.static_bindings
+        seen: dict[str, str] = {n: f"the static {n}" for n in env}
+        todo = []
+        for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
+            if c.axes is None:
+                continue
+            lead = sum(mask)
+            if _ndim(leaf) != lead + c.axes.rank:
+                raise TypeError(
+                    f"{who}: component {c.name} has axes {str(c.axes)!r}, which does not fit {leaf} of rank {_ndim(leaf)}"
+                )
+            for dim, axis in zip(c.axes.dims, _leaf_axes(leaf)[lead:], strict=True):
+                where = f"{c.name} ({leaf})"
+                if dim.name is None:
+                    todo.append((dim, axis, where))
+                elif dim.name not in env:
+                    env[dim.name], seen[dim.name] = axis, where
+                elif env[dim.name] != axis:
+                    raise TypeError(
+                        f"{who}: axis {dim.name!r} is {_axes.show((env[dim.name],))} in {seen[dim.name]} but "
+                        f"{_axes.show((axis,))} in {where}"
+                    )
+        for dim, axis, where in todo:
+            want = _axes.evaluate(dim, env, who)
+            if want != axis:
+                raise TypeError(
+                    f"{who}: axis {dim.text!r} must be {_axes.show((want,))} but is {_axes.show((axis,))} in {where}"
+                )
+        return env
+
+    @property
+    def static_bindings(self) -> Bindings:
+        pairs = zip(self.decl.statics, self.statics, strict=True)
+        return {s.name: Axis(v) for s, v in pairs if isinstance(v, int) and not isinstance(v, bool)}
+
+    def check(self) -> "ValueType":
+        """Raise a TypeError unless the components fit the declaration; return the type."""
+        for c, leaf in self.fields:
+            _check_leaf(self.decl.cls.__name__, c, leaf)
+        self.batch, self.bindings, self.dense_type  # noqa: B018
+        return self
+
+    # --- what it stands for -----------------------------------------------------------------------------------
+
+    @cached_property
+    def dense_type(self) -> Any:
+        """The array type that the value stands for; for a record the pytree of those of its components."""
+        decl = self.decl
+        if decl.stands_for is None:
+            subs = self.tree.unflatten([dense_type(a) for a in self.leaves])
+            return record_view(decl, subs)
+        assert decl.stands_for.axes is not None
+        env = self.bindings
+        where = f"{decl.cls.__name__}.dense"
+        axes = (*self.batch, *(_axes.evaluate(d, env, where) for d in decl.stands_for.axes.dims))
+        shape, parts = tuple(a.size for a in axes), tuple(a.part for a in axes)
+        like = max(self.lo_ty(), key=lambda a: not _jax.mesh_of(a).empty)
+        out = _jax.array_type(shape, self.dtype, like, parts)
+        return _jax.with_varying(out, [a for a in self.lo_ty() if not _jax.mesh_of(a).empty])
+
+    @property
+    def dtype(self) -> Any:
+        decl = self.decl
+        if decl.stands_for is None:
+            raise AttributeError(f"{decl.name} is a record and has no dtype; its components have")
+        if decl.stands_for.dtype is not None:
+            return decl.stands_for.dtype
+        if decl.dtype_from == "dtype":
+            return jax.numpy.dtype(self.static("dtype"))
+        return next(a.dtype for c, a in self.fields if c.name == decl.dtype_from)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what it stands for; for a record, the leading axes that all components share."""
+        if not self.decl.is_record:
+            return tuple(self.dense_type.shape)
+        shapes = [a.shape for a in self.leaves]
+        common = []
+        for sizes in zip(*shapes, strict=False):
+            if len(set(sizes)) != 1:
+                break
+            common.append(sizes[0])
+        return tuple(common)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def sharding(self) -> Any:
+        if self.decl.is_record:
+            raise AttributeError(f"{self.decl.name} is a record and has no sharding; its components have")
+        return self.dense_type.sharding
+
+    @property
+    def mat(self) -> Any:
+        return self.lo_ty()[0].mat
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.lo_ty())
+
+    weak_type = False
+    is_fully_addressable = True
+
+    # --- tangents ---------------------------------------------------------------------------------------------
+
+    def to_tangent_aval(self) -> Any:
+        return self.decl.tangent.tangent_type(self)
+
+    def to_ct_aval(self) -> Any:
+        return self.decl.tangent.cotangent_type(self)
+
+    def vspace_zero(self) -> Any:
+        return self.decl.tangent.zero(self)
+
+    def vspace_add(self, x: Any, y: Any) -> Any:
+        return self.decl.tangent.add(self, x, y)
+
+    # --- mapping ----------------------------------------------------------------------------------------------
+
+    def component_specs(self, spec: Any) -> list[Any]:
+        """A spec for each leaf, from an int, `Axes` or ``None``."""
+        if isinstance(spec, Axes):
+            children = self.tree.children()
+            entries = spec.entries
+            if len(children) == 1 and children[0].num_leaves != 1:  # one component that is a tuple: its elements
+                children = children[0].children()
+            if len(entries) != len(children):
+                raise TypeError(f"{spec!r} has {len(entries)} entries, but {self} has {len(children)} components")
+            return [e for e, t in zip(entries, children, strict=True) for _ in range(t.num_leaves)]
+        return [spec] * len(self.leaves)
+
+    def dec_rank(self, size: int | None, spec: Any) -> Any:
+        if spec is None:
+            return self
+        specs, k = self._checked(spec, adding=False)
+        if k is None:
+            return self.with_leaves([a if s is None else a.dec_rank(size, s) for a, s in zip(self.leaves, specs)])
+        leaves, masks = [], []
+        for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
+            if (s is None) == m[k] and not (s is not None and not m[k]):
+                raise TypeError(f"{self}: spec {spec!r} does not say which components have batch axis {k}")
+            leaves.append(a.dec_rank(size, sum(m[:k])) if m[k] else a)
+            masks.append(m[:k] + m[k + 1 :])
+        if size is not None and self.batch[k].size != size:
+            raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
+        return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
+
+    def inc_rank(self, size: int | None, spec: Any) -> Any:
+        if spec is None:
+            return self
+        specs, k = self._checked(spec, adding=True)
+        if k is None:
+            return self.with_leaves([a if s is None else a.inc_rank(size, s) for a, s in zip(self.leaves, specs)])
+        leaves, masks = [], []
+        for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
+            leaves.append(a if s is None else a.inc_rank(size, sum(m[:k])))
+            masks.append((*m[:k], s is not None, *m[k:]))
+        return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
+
+    @property
+    def has_own_axes(self) -> bool:
+        """Whether a component has declared axes; else each component is mapped on its own."""
+        return any(c.axes is not None for c in self.decl.components)
+
+    def _checked(self, spec: Any, adding: bool) -> tuple[list[Any], int | None]:
+        """The spec of each leaf, and the batch axis they all speak of (``None``: each leaf has its own)."""
+        if not isinstance(spec, int | Axes):
+            raise TypeError(
+                f"{self} is mapped along a batch axis named by an int, or by typax.Axes with one entry for each "
+                f"component, not by {spec!r}"
+            )
+        specs = self.component_specs(spec)
+        if not self.has_own_axes:
+            return specs, None
+        ks = {s for s in specs if s is not None}
+        n = self.n_batch + adding
+        k = ks.pop() if len(ks) == 1 else None
+        if k is not None and k < 0:
+            k += self.ndim + adding
+        if k is None or not 0 <= k < n:
+            named = str(self.decl.components[0].axes) if self.decl.components else ""
+            able = f"axes 0 to {n - 1} can" if n > 1 else "axis 0 can" if n == 1 else "it has no batch axis that could"
+            raise TypeError(
+                f"cannot map {self} along {spec!r}: only batch axes are mapped ({able} be), since mapping a named axis "
+                f"({named}) changes what the value is"
+            )
+        return [None if s is None else k for s in specs], k
+
+    def leading_axis_spec(self) -> Any:
+        return 0
+
+    def lo_axes(self, spec: Any) -> list[int | None]:
+        """For each lowered array the axis that a mapping spec maps (``None``: it is not mapped)."""
+        if spec is None:
+            return [None] * len(self.lo_ty())
+        specs, k = self._checked(spec, adding=False)
+        out: list[int | None] = []
+        for leaf, s, m in zip(self.leaves, specs, self.masks, strict=True):
+            own = s if k is None else (sum(m[:k]) if m[k] else None)
+            out.extend(lo_axes(leaf, own))
+        return out
+
+    # --- printing ---------------------------------------------------------------------------------------------
+
+    def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
+        return self.decl.cls._show_type(self, short_dtypes)
+
+    def __repr__(self) -> str:
+        return self.str_short()
+
+    __str__ = __repr__
+
+
+def _forget_mesh(aval: Any) -> Any:
+    if not isinstance(aval, _jax.ShapedArray):
+        return aval.normalize()
+    if any(p is not None for p in _jax.partition(aval)) or _jax.varying(aval):
+        return aval
+    return _jax.ShapedArray(aval.shape, aval.dtype)
+
+
+def _ndim(aval: Any) -> int:
+    return int(aval.ndim)
+
+
+def _leaf_axes(aval: Any) -> tuple[Axis, ...]:
+    if isinstance(aval, ValueType) and aval.decl.is_record:
+        return tuple(map(Axis, aval.shape))
+    return _axes.of_type(dense_type(aval))
+
+
+def dense_type(aval: Any) -> Any:
+    """The array type that a type stands for (a pytree of them for a record); an array stands for itself."""
+    return aval.dense_type if isinstance(aval, ValueType) else aval
+
+
+def record_view(decl: Declaration, subs: Sequence[Any]) -> Any:
+    """What a record stands for: its one component's pytree, or a dict of its components'."""
+    if len(decl.components) == 1:
+        return subs[0]
+    return dict(zip((c.name for c in decl.components), subs, strict=True))
+
+
+def with_los(aval: Any, los: Sequence[Any]) -> Any:
+    if isinstance(aval, ValueType):
+        return aval.with_los(los)
+    return los[0] if not _jax.is_hi(aval) else aval
+
+
+def lo_axes(aval: Any, spec: Any) -> list[int | None]:
+    """For each array that a type lowers to, the axis that ``spec`` maps."""
+    if isinstance(aval, ValueType):
+        return aval.lo_axes(spec)
+    if not _jax.is_hi(aval):
+        return [spec]
+    if spec is None:
+        return [None] * len(aval.lo_ty())
+    unit = aval.dec_rank(None, spec).lo_ty()  # a type written by hand: read the axis off its own rank change
+    return [_removed_axis(big.shape, small.shape) for big, small in zip(aval.lo_ty(), unit, strict=True)]
+
+
+def _removed_axis(big: tuple[int, ...], small: tuple[int, ...]) -> int | None:
+    if len(big) == len(small):
+        return None
+    return next(i for i in range(len(big)) if big[:i] + big[i + 1 :] == small)
+
+
+def _check_leaf(who: str, c: Component, leaf: Any) -> None:
+    for p in c.patterns:
+        if fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(leaf.dtype)):
+            return
+    raise TypeError(f"{who}: component {c} does not admit {leaf}")
+
+
+def fits_class(cls: Any, aval: Any) -> bool:
+    """Whether a value of type ``aval`` is one of an annotation's class."""
+    if cls is Any or cls is object:
+        return True
+    if isinstance(aval, ValueType):
+        return isinstance(cls, type) and issubclass(aval.decl.cls, cls)
+    if _jax.is_hi(aval):
+        return False
+    if typing_tree(cls):
+        return True
+    return cls is jax.Array or (isinstance(cls, type) and issubclass(jax.Array, cls))
+
+
+def typing_tree(cls: Any) -> bool:
+    """``tuple[Any, ...]`` and the like: a component that is a pytree of values."""
+    return getattr(cls, "__origin__", None) in (tuple, list, dict)

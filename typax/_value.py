@@ -1,0 +1,379 @@
+"""`Value`: a class statement makes a hi type.
+
+    class QArray(typax.Value, name="q8"):
+        qvalue: Int8[Array, "*batch n"]
+        scale: Float32[Array, "*batch"]
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return self.qvalue.astype(jnp.float32) * self.scale[..., None]
+
+The statement is read once, into a `Declaration`; from then on values are built, checked and traced by what it says.
+"""
+
+import inspect
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from typax import _axes, _jax, _tangent
+from typax._structural import Opened, as_operand, component_leaves, dense, from_leaves, is_open, pack_open
+from typax._type import MISSING, Component, Declaration, Static, ValueType, typing_tree
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class ValueMeta(type):
+    """Makes ``isinstance(tracer, QArray)`` true, as it is for ``jax.Array``."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, _jax.Tracer):
+            aval = instance.aval
+            return isinstance(aval, ValueType) and issubclass(aval.decl.cls, cls)
+        return super().__instancecheck__(instance)
+
+
+def _opens(name: str) -> Any:
+    def get(tracer: Any) -> Any:
+        ty = _jax.typeof(tracer)
+        if Opened.here():
+            return dict(zip((c.name for c in ty.decl.components), ty.tree.unflatten(component_leaves(tracer))))[name]
+        raise TypeError(
+            f"{ty.decl.cls.__name__}.{name}: a value of type {ty} is closed while a program is traced; open it with "
+            f"v.components(), or write an op (typax.op), inside which components are open"
+        )
+
+    return _jax.aval_property(get)
+
+
+def _no_array(self: Any, *_: Any, **__: Any) -> Any:
+    ty = _jax.typeof(self)
+    raise TypeError(
+        f"a value of type {ty} is not an array and does not become one silently; use typax.matmul(x, q) for products, "
+        f"or typax.dense(q) for the array that it stands for"
+    )
+
+
+class Value(metaclass=ValueMeta):
+    """Base class of hi values. Subclass it with annotated components, statics and a ``dense`` method.
+
+    Class keywords: ``name`` is how the type prints (default: the class name in lower case).
+
+    A component is annotated in jaxtyping's notation; any other annotated field is a static parameter of the type and must
+    be hashable.  The return annotation of ``dense`` says what a value stands for.
+
+    Raises:
+      TypeError: at the class statement, if the declaration cannot be understood or contradicts itself; when a value is
+        built, if the components do not fit it.
+    """
+
+    _declaration: ClassVar[Declaration]
+    _hitype: ClassVar[type[ValueType]]
+
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        frame = sys._getframe(1)
+        cls._declaration = _declare(cls, name or cls.__name__.lower(), {**frame.f_globals, **frame.f_locals})
+        props = {c.name: _opens(c.name) for c in cls._declaration.components}
+        statics = {s.name: _static_property(s.name) for s in cls._declaration.statics if s.name != "dtype"}
+        methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
+        methods |= {"__jax_array__": _jax.aval_method(_no_array)}
+        cls._hitype = type(f"{cls.__name__}Type", (ValueType,), props | statics | methods)
+        body = cls._declaration.dense
+        if body is not None:
+            cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
+        cls.__signature__ = _signature(cls._declaration)  # type: ignore[attr-defined]
+        _jax.register(cls, _type_of, as_operand)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls, decl = type(self), type(self)._declaration
+        bound = _signature(decl).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        for s in decl.statics:
+            _check_hashable(cls, s.name, given[s.name])
+        comps = [_as_component(cls, c, given[c.name]) for c in decl.components]
+        leaves, tree = jax.tree.flatten(tuple(comps))
+        if any(isinstance(x, _jax.Tracer) or is_open(x) for x in leaves) and not Opened.here():
+            raise TypeError(
+                f"{cls.__name__}(...) with traced components: a value is built in traced code by "
+                f"{cls.__name__}.from_components(...), or inside an op"
+            )
+        ty = _build_type(cls, leaves, tree, given)
+        self.__dict__.update(_type=ty, _leaves=tuple(leaves), **dict(given))
+        self.__dict__.update(zip((c.name for c in decl.components), comps, strict=True))
+
+    @classmethod
+    def from_components(cls, *components: Any, **statics: Any) -> Self:
+        """Build a value in traced code; takes what the constructor takes."""
+        decl = cls._declaration
+        bound = _signature(decl).bind(*components, **statics)
+        bound.apply_defaults()
+        comps = [_as_component(cls, c, bound.arguments[c.name]) for c in decl.components]
+        leaves, tree = jax.tree.flatten(tuple(comps))
+        leaves = [pack_open(x) for x in leaves]
+        return from_leaves(_build_type(cls, leaves, tree, bound.arguments), leaves)
+
+    def components(self) -> Any:
+        """The components, in the order of the class statement: one alone, or a tuple."""
+        leaves = component_leaves(self)
+        comps = _jax.typeof(self).tree.unflatten(leaves)
+        return comps[0] if len(comps) == 1 else tuple(comps)
+
+    @classmethod
+    def type(
+        cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any
+    ) -> ValueType:
+        """The type of a value that stands for an array of this shape.
+
+        ``sharding`` is that of the array; axes that the shape does not show, and statics, go by keyword.
+        """
+        return _type_for(cls, tuple(shape), dtype, sharding, axes_and_statics)
+
+    def __setattr__(self, name: str, _: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} values are immutable; build a new one instead of setting {name}")
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        decl = type(self)._declaration
+        return f"{type(self).__name__}({', '.join(f'{n}={self.__dict__[n]!r}' for n in decl.order)})"
+
+    def __reduce__(self) -> Any:
+        # dtypes pickle, treedefs and types do not: rebuild from host components and statics
+        host = tuple(jax.tree.map(_to_host, self.__dict__[c.name]) for c in self._declaration.components)
+        return _rebuild, (type(self), host, self._type.statics, self._type.masks)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self._type.of_leaves([_copied(x, memo) for x in self._leaves])
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            _no_array(self)
+        return self._type.of_leaves([jax.device_get(x) for x in self._leaves])  # jax.device_get asks so
+
+    __jax_array__ = property(lambda self: lambda: _no_array(self))
+
+    # Everything an array tells about itself, a value tells about what it stands for.
+    shape = property(lambda self: self._type.shape)
+    ndim = property(lambda self: self._type.ndim)
+    size = property(lambda self: self._type.size)
+    nbytes = property(lambda self: self._type.nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dtype":
+            return self._type.dtype
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def block_until_ready(self) -> Self:
+        """Wait until every component has been computed."""
+        jax.block_until_ready(self._leaves)
+        return self
+
+    def __matmul__(self, _: Any) -> Any:
+        return _no_array(self)
+
+    __rmatmul__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __matmul__
+
+    @classmethod
+    def _show_type(cls, ty: ValueType, short_dtypes: bool = False) -> str:
+        """How the type prints in jaxprs."""
+        decl = ty.decl
+        if decl.is_record:
+            inner = ",".join(a.str_short(short_dtypes) for a in ty.leaves)
+            return f"{decl.name}{{{inner}}}"
+        pairs = zip(decl.statics, ty.statics, strict=True)
+        extra = [_show_static(s, v) for s, v in pairs if not _same(s.default, v)]
+        own = f"<{','.join(extra)}>" if extra else ""
+        dt = ty.dense_type
+        vary = ",".join(sorted(_jax.varying(dt)))
+        return f"{decl.name}{own}[{_axes.show(_axes.of_type(dt))}]" + (f"{{V:{vary}}}" if vary else "")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is not MISSING and a == b
+
+
+def _show_static(s: Static, v: Any) -> str:
+    return str(jnp.dtype(v)) if s.name == "dtype" else f"{s.name}={v}"
+
+
+def _type_of(value: Any) -> ValueType:
+    return value._type
+
+
+def _to_host(x: Any) -> Any:
+    return x if isinstance(x, Value) else np.asarray(x)
+
+
+def _copied(x: Any, memo: Any) -> Any:
+    return x.__deepcopy__(memo) if isinstance(x, Value) else jnp.array(x, copy=True)
+
+
+def _rebuild(cls: Any, comps: Any, statics: Any, masks: Any) -> Any:
+    leaves, tree = jax.tree.flatten(comps)
+    leaves = [x if isinstance(x, Value) else jnp.asarray(x) for x in leaves]
+    ty = cls._hitype(cls._declaration, list(map(_jax.typeof, leaves)), tree, statics, masks)
+    return ty.of_leaves(leaves)
+
+
+def _static_property(name: str) -> Any:
+    return _jax.aval_property(lambda tracer: _jax.typeof(tracer).statics[_static_index(tracer, name)])
+
+
+def _static_index(tracer: Any, name: str) -> int:
+    return [s.name for s in _jax.typeof(tracer).decl.statics].index(name)
+
+
+def _check_hashable(cls: Any, name: str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{cls.__name__}: static {name} must be hashable, got {type(value).__name__}; annotate it as an array "
+            f"(for instance Float[Array, 'n']) if it is a component"
+        ) from None
+
+
+def _as_component(cls: Any, c: Component, x: Any) -> Any:
+    if typing_tree(c.patterns[0].cls):
+        return jax.tree.map(lambda v: v if isinstance(v, Value) else _as_array(cls, c, v), x)
+    return _as_array(cls, c, x)
+
+
+def _as_array(cls: Any, c: Component, x: Any) -> Any:
+    if isinstance(x, Value | jax.Array) or _jax.is_hi_value(x):
+        return x
+    if isinstance(x, bool | int | float | complex):
+        return jnp.asarray(x, dtype=c.patterns[0].dtype)
+    if not isinstance(x, np.ndarray | np.generic):
+        raise TypeError(f"{cls.__name__}: component {c} must be an array or a hi value, got {type(x).__name__}")
+    if not any(p.admits(x.dtype) for p in c.patterns):
+        raise TypeError(f"{cls.__name__}: component {c} does not admit {x.dtype}[{','.join(map(str, x.shape))}]")
+    return jnp.asarray(x)
+
+
+def _build_type(cls: Any, leaves: Sequence[Any], tree: Any, given: Any) -> ValueType:
+    statics = tuple(_static_value(s.name, given[s.name]) for s in cls._declaration.statics)
+    return cls._hitype(cls._declaration, [_jax.typeof(x) for x in leaves], tree, statics).check()
+
+
+def _static_value(name: str, v: Any) -> Any:
+    return jnp.dtype(v) if name == "dtype" else v
+
+
+def _signature(decl: Declaration) -> inspect.Signature:
+    defaults = {s.name: s.default for s in decl.statics}
+    params = []
+    for n in decl.order:
+        default = defaults.get(n, MISSING)
+        kw = {} if default is MISSING else {"default": default}
+        params.append(inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, **kw))
+    return inspect.Signature(params)
+
+
+def _declare(cls: Any, name: str, names: dict[str, Any]) -> Declaration:
+    who = cls.__name__
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if base is not Value and isinstance(base, ValueMeta):
+            hints |= _axes.resolve(base, {**names, who: cls}, who)
+    components, statics = [], []
+    for field, hint in hints.items():
+        if typing.get_origin(hint) is ClassVar or hint is ClassVar:
+            continue
+        if field != "dtype" and hasattr(Value, field):
+            raise TypeError(f"{who}: a field cannot be named {field}, which Value defines; choose another name")
+        if _is_component(hint):
+            pats = _axes.patterns(hint, f"{who}.{field}")
+            if len({str(p.axes) for p in pats}) > 1:
+                raise TypeError(f"{who}.{field}: the alternatives of a component have the same axes")
+            components.append(Component(field, pats))
+        else:
+            statics.append(Static(field, getattr(cls, field, MISSING)))
+    if not components:
+        raise TypeError(f'{who} has no components; annotate one, for instance  x: Float[Array, "n"]')
+    stands_for, dtype_from, body = None, None, cls.__dict__.get("dense") or getattr(cls, "dense", None)
+    if body is not None and not hasattr(Value, "dense"):
+        stands_for, dtype_from = _stands_for(cls, body, names, components, statics)
+    if stands_for is None:
+        raise TypeError(f"{who} has no dense method: annotate one that says what a value stands for")
+    return Declaration(
+        cls, name, tuple(components), tuple(statics), tuple(h for h in hints if _is_field(h, components, statics)),
+        _tangent.dense, stands_for, dtype_from, body,
+    )  # fmt: skip
+
+
+def _is_field(name: str, components: Sequence[Component], statics: Sequence[Static]) -> bool:
+    return any(f.name == name for f in (*components, *statics))
+
+
+def _is_component(hint: Any) -> bool:
+    if hasattr(hint, "array_type") and hasattr(hint, "dim_str"):
+        return True
+    args = typing.get_args(hint)
+    if typing_tree(hint):
+        return any(a is Any or _is_component(a) for a in args)
+    if args:
+        return any(map(_is_component, args))
+    return hint is jax.Array or (isinstance(hint, ValueMeta))
+
+
+def _stands_for(cls: Any, body: Any, names: Any, components: Any, statics: Any) -> tuple[_axes.Pattern, str | None]:
+    who = f"{cls.__name__}.dense"
+    hint = _axes.resolve(body, names, who).get("return")
+    if hint is None:
+        raise TypeError(f'{who} needs a return annotation, for instance  -> Float32[Array, "*batch n"]')
+    (pattern,) = _axes.patterns(hint, who)
+    if pattern.axes is None:
+        raise TypeError(f"{who}: the return annotation must give the axes, for instance Float32[Array, '*batch n']")
+    if pattern.dtype is not None:
+        return pattern, None
+    if any(s.name == "dtype" for s in statics):
+        return pattern, "dtype"
+    for c in components:
+        if c.patterns[0].dtypes == pattern.dtypes and c.axes is not None:
+            return pattern, c.name
+    raise TypeError(
+        f"{who}: {pattern.text} leaves the dtype open; add a static field  dtype: Any, or a component with the same dtypes"
+    )
+
+
+def _type_for(cls: Any, shape: tuple[int, ...], dtype: Any, sharding: Any, given: dict[str, Any]) -> ValueType:
+    decl = cls._declaration
+    assert decl.stands_for is not None and decl.stands_for.axes is not None
+    axes = decl.stands_for.axes
+    lead = len(shape) - axes.rank
+    if lead < 0 or (lead and not axes.variadic):
+        raise TypeError(f"{cls.__name__}.type: shape {shape} does not fit the axes {str(axes)!r}")
+    probe = jax.ShapeDtypeStruct(shape, dtype or jnp.float32, sharding=sharding)
+    like = jax.jit(lambda x: x).trace(probe).jaxpr.out_avals[0]
+    parts = _axes.of_type(like)
+    env = {n: _axes.Axis(v) for n, v in given.items() if isinstance(v, int)}
+    for dim, axis in zip(axes.dims, parts[lead:], strict=True):
+        if dim.name is not None:
+            env[dim.name] = axis
+    values = {}
+    for s in decl.statics:
+        v = given.get(s.name, dtype if s.name == "dtype" and dtype is not None else s.default)
+        if v is MISSING:
+            raise TypeError(f"{cls.__name__}.type needs the static {s.name}")
+        values[s.name] = v
+    leaves = []
+    for c in decl.components:
+        if c.axes is None or c.patterns[0].cls is not jax.Array:
+            raise TypeError(f"{cls.__name__}.type: component {c} has no array axes; build the type of a value instead")
+        own = parts[:lead] if c.axes.variadic else ()
+        own += tuple(_axes.evaluate(d, env, f"{cls.__name__}.type") for d in c.axes.dims)
+        open_dtype = dtype if dtype is not None else jnp.float32
+        cdtype = c.patterns[0].dtype or open_dtype
+        leaves.append(_jax.array_type(tuple(a.size for a in own), cdtype, like, tuple(a.part for a in own)))
+    tree = jax.tree.structure(tuple(range(len(leaves))))
+    statics = tuple(_static_value(s.name, values[s.name]) for s in decl.statics)
+    return cls._hitype(decl, leaves, tree, statics).check()
