@@ -1,0 +1,247 @@
+"""Every transformation on row-wise int8, against the dense array as the oracle."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _util import W, X, close
+
+import typax
+from typax import QArray, dense, matmul, quantize
+
+pytestmark = pytest.mark.core
+
+
+def double(q):
+    return quantize(dense(q) * 2.0)
+
+
+def loss(x, w):
+    return jnp.sum(matmul(x, w) ** 2)
+
+
+def plain_loss(x, w):
+    return jnp.sum((x @ w) ** 2)
+
+
+@pytest.fixture
+def q():
+    return quantize(X)
+
+
+@pytest.fixture
+def qw():
+    return quantize(W)
+
+
+def test_the_numbers_of_the_definition(q):
+    np.testing.assert_array_equal(q.qvalue, [[42, 85, 127], [85, -106, 127]])
+    close(q.scale, [0.02362205, 0.04724409], 1e-7)
+    close(dense(q), [[0.992126, 2.007874, 3], [4.015748, -5.007874, 6]], 1e-6)
+    gradient = jax.grad(lambda q: jnp.sum(dense(q) ** 2))(q)
+    close(gradient, [[1.984252, 4.015748, 6], [8.031496, -10.015748, 12]], 1e-6)
+
+
+def test_types_print_in_jaxprs(q):
+    assert str(jax.typeof(q)) == "q8[2,3]"
+    jaxpr = str(jax.make_jaxpr(lambda x: dense(quantize(x)))(X))
+    assert "q8[2,3] = " in jaxpr and "quantize" in jaxpr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_it_stands_for_the_dtype_it_came_from(dtype):
+    q = quantize(X.astype(dtype))
+    assert dense(q).dtype == dtype and q.dtype == jnp.dtype(dtype)
+    y = matmul(X.astype(dtype), quantize(W.astype(dtype)))
+    assert y.dtype == jnp.dtype(dtype)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("shape", [(4, 8), (64, 2048)])
+def test_nan_and_inf_stay_in_their_row(bad, shape):
+    x = jnp.ones(shape).at[1, 3].set(bad)
+    for f in (quantize, jax.jit(quantize)):
+        out = dense(f(x))
+        assert jnp.isnan(out[1]).all()
+        assert (jnp.delete(out, 1, axis=0) == 1).all()
+
+
+def test_zero_rows_and_empty_arrays():
+    assert (dense(quantize(jnp.zeros((3, 4)))) == 0).all()
+    assert dense(quantize(jnp.zeros((0, 4)))).shape == (0, 4)
+    assert dense(quantize(jnp.zeros((2, 0)))).shape == (2, 0)
+
+
+def test_eager_jit_and_numpy_input_agree_bit_for_bit():
+    x = np.random.default_rng(0).normal(size=(64, 96)).astype("float32")
+    for other in (jax.jit(quantize)(x), quantize(jnp.asarray(x))):
+        np.testing.assert_array_equal(quantize(x).qvalue, other.qvalue)
+        np.testing.assert_array_equal(quantize(x).scale, other.scale)
+
+
+def test_matmul_on_both_sides_and_batched(q, qw):
+    close(matmul(X, qw), X @ dense(qw))
+    close(matmul(q, W), dense(q) @ W)
+    xs = jnp.stack([X, X + 1])
+    close(matmul(xs, qw), xs @ dense(qw))
+
+
+def test_jit_arguments_results_closures_and_donation(q, qw):
+    close(dense(jax.jit(quantize)(X)), dense(q))
+    close(jax.jit(matmul)(X, qw), X @ dense(qw))
+    close(jax.jit(lambda x: matmul(x, qw))(X), X @ dense(qw))
+    close(dense(jax.jit(double, donate_argnums=0)(quantize(X))), 2 * dense(q))
+
+
+def test_grad_jvp_linearize(qw):
+    dense_w = dense(qw)
+    want = jax.grad(plain_loss, (0, 1))(X, dense_w)
+    for f in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1)))):
+        jax.tree.map(close, f(X, qw), want)
+    tangents = (jnp.ones_like(X), dense_w)
+    jax.tree.map(close, jax.jvp(loss, (X, qw), tangents), jax.jvp(plain_loss, (X, dense_w), tangents))
+    _, push = jax.linearize(loss, X, qw)
+    close(push(*tangents), jax.jvp(plain_loss, (X, dense_w), tangents)[1])
+    close(jax.grad(lambda x: jnp.sum(dense(quantize(x))))(X), jnp.ones_like(X))
+
+
+def test_jacobians_and_hessian(qw):
+    want = jax.jacrev(lambda x: x @ dense(qw))(X)
+    close(jax.jacfwd(lambda x: matmul(x, qw))(X), want)
+    close(jax.jacrev(lambda x: matmul(x, qw))(X), want)
+    close(jax.hessian(loss)(X, qw), jax.hessian(plain_loss)(X, dense(qw)))
+
+
+def test_checkpoint(qw):
+    f = jax.checkpoint(lambda x, w: jnp.sum(jnp.sin(matmul(x, w))))
+    want = jax.grad(lambda x, w: jnp.sum(jnp.sin(x @ w)), (0, 1))(X, dense(qw))
+    jax.tree.map(close, jax.grad(f, (0, 1))(X, qw), want)
+    jax.tree.map(close, jax.jit(jax.grad(f, (0, 1)))(X, qw), want)
+
+
+def test_the_activation_gradient_runs_on_the_quantized_weights(qw):
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss))(X, qw))
+    assert "dot_general" in jaxpr and "dense" not in jaxpr
+
+
+def test_quantize_keeps_nothing_for_its_gradient():
+    _, pull = jax.vjp(lambda x: dense(quantize(x)), X)
+    assert not [x for x in jax.tree.leaves(pull) if getattr(x, "size", 0) > 1]
+
+
+XS = jnp.stack([X, X + 1, X * 2, X - 3])
+WS = jnp.stack([W, W + 1, W * 2, W - 1])
+
+
+@pytest.mark.parametrize(("in_x", "in_w"), [(0, 0), (0, None), (None, 0), (1, None)])
+def test_vmap_any_operands_and_gradients(in_x, in_w):
+    xs = X if in_x is None else jnp.moveaxis(XS, 0, in_x)
+    qs = quantize(W if in_w is None else WS)
+    axes = (in_x, in_w)
+    close(jax.vmap(matmul, axes)(xs, qs), jax.vmap(jnp.matmul, axes)(xs, dense(qs)))
+    got = jax.vmap(jax.grad(loss, (0, 1)), axes)(xs, qs)
+    jax.tree.map(close, got, jax.vmap(jax.grad(plain_loss, (0, 1)), axes)(xs, dense(qs)))
+    total = lambda f: lambda x, w: jnp.sum(jax.vmap(f, axes)(x, w) ** 2)  # noqa: E731
+    got = jax.grad(total(matmul), (0, 1))(xs, qs)
+    jax.tree.map(close, got, jax.grad(total(jnp.matmul), (0, 1))(xs, dense(qs)))
+
+
+def test_vmap_nested_and_to_hi_results():
+    qs = quantize(WS)
+    f = jax.vmap(jax.vmap(matmul, (0, None)), (None, 0))
+    close(f(XS, qs), XS[None] @ dense(qs)[:, None])
+    stacked = jax.vmap(quantize)(XS)
+    assert str(jax.typeof(stacked)) == "q8[4,2,3]"
+    np.testing.assert_array_equal(stacked.qvalue, quantize(XS).qvalue)
+    assert "q8[4,2,3]" in str(jax.make_jaxpr(jax.vmap(jax.jit(quantize)))(XS))
+
+
+def test_scan_over_values_and_with_hi_carry(q):
+    qs = quantize(jnp.arange(24.0).reshape(4, 2, 3))
+    total, ys = jax.lax.scan(lambda c, q: (c + jnp.sum(dense(q)), double(q)), 0.0, qs, length=4)
+    close(total, 275.9685, 1e-4)
+    assert str(jax.typeof(ys)) == "q8[4,2,3]"
+    close(dense(ys), 2 * dense(qs))
+
+    def grow(x):
+        return dense(jax.lax.scan(lambda c, _: (double(c), None), quantize(x), None, length=3)[0])
+
+    close(jax.jit(grow)(X), 8 * dense(q))
+    close(jax.grad(lambda x: jnp.sum(grow(x)))(X), 8 * jnp.ones_like(X))
+
+
+def test_loops_and_branches_under_jit(q):
+    close(dense(jax.jit(lambda q: jax.lax.fori_loop(0, 3, lambda _, c: double(c), q))(q)), 8 * dense(q))
+    branch = jax.jit(lambda p, q: jax.lax.cond(p, lambda q: q, double, q))
+    close(dense(branch(False, q)), 2 * dense(q))
+    close(dense(jax.jit(lambda i, q: jax.lax.switch(i, [lambda q: q, double], q))(1, q)), 2 * dense(q))
+
+
+def test_refs(q):
+    def f(q):
+        r = jax.new_ref(q)
+        r[...] = double(r[...])
+        return dense(r[...])
+
+    close(jax.jit(f)(q), 2 * dense(q))
+
+
+def test_ahead_of_time(qw):
+    assert str(jax.eval_shape(quantize, X)) == "q8[2,3]"
+    close(jax.jit(matmul).lower(X, qw).compile()(X, qw), X @ dense(qw))
+    assert QArray.type((2, 3)) == jax.typeof(quantize(X))
+
+
+def test_a_warm_eager_call_neither_traces_nor_compiles(qw):
+    matmul(X, qw)
+    with jax.no_tracing():
+        matmul(X, qw)
+
+
+def test_explicit_sharding(qw):
+    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
+        rows = jax.device_put(jnp.arange(24.0).reshape(8, 3), jax.P("i"))
+        q = quantize(rows)
+        assert str(jax.typeof(q)) == "q8[8@i,3]" and "q8[8@i,3]" in str(jax.make_jaxpr(quantize)(rows))
+        assert str(jax.typeof(dense(q))) == "float32[8@i,3]"
+        assert q.scale.sharding.spec == jax.P("i")
+        assert str(jax.typeof(matmul(rows, qw))) == "float32[8@i,4]"
+        columns = quantize(jax.device_put(W, jax.P(None, "i")))
+        assert str(jax.typeof(matmul(jnp.ones((2, 3)), columns))) == "float32[2,4@i]"
+        got = jax.grad(loss, (0, 1))(rows, qw)
+        assert [str(jax.typeof(g)) for g in got] == ["float32[8@i,3]", "float32[3,4]"]
+        x = jax.device_put(jnp.ones((2, 8)), jax.P(None, "i"))
+        with pytest.raises(TypeError, match=r"float32\[2,8@i\], q8\[8@i,3\]"):
+            matmul(x, quantize(jax.device_put(jnp.ones((8, 3)), jax.P("i"))))
+    want = jax.grad(plain_loss, (0, 1))(jnp.arange(24.0).reshape(8, 3), dense(qw))
+    jax.tree.map(lambda a, b: close(jax.device_get(a), b), got, want)
+
+
+def test_pickle_copy_and_host(q):
+    for other in (pickle.loads(pickle.dumps(q)), copy.copy(q), copy.deepcopy(q), jax.device_get(q)):
+        assert isinstance(other, QArray)
+        np.testing.assert_array_equal(other.scale, q.scale)
+    assert jax.block_until_ready(q) is q
+    assert q.nbytes == 6 + 8 and q.shape == (2, 3)
+
+
+def test_values_are_opened_and_built_in_traced_code(q):
+    codes, scale = jax.jit(lambda v: v.components())(q)[:2]
+    built = jax.jit(QArray.from_components)(codes, scale)
+    close(dense(built), dense(q))
+    assert jax.jit(lambda v: jnp.float32(isinstance(v, QArray)))(q) == 1
+    close(jax.grad(lambda s: jnp.sum(dense(QArray.from_components(codes, s))))(scale), codes.sum(1).astype("float32"))
+
+
+def test_a_type_of_ones_own_with_statics_and_several_results():
+    @typax.op(reference=lambda x: (x, -x))
+    def both(x):
+        return quantize(x), -x
+
+    a, b = both(X)
+    close(dense(a), dense(quantize(X)))
+    close(b, -X)
+    close(jax.grad(lambda x: jnp.sum(dense(both(x)[0]) + 2 * both(x)[1]))(X), -jnp.ones_like(X))
