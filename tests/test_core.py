@@ -144,7 +144,7 @@ def test_vmap_any_operands_and_gradients(in_x, in_w):
     close(jax.vmap(matmul, axes)(xs, qs), jax.vmap(jnp.matmul, axes)(xs, dense(qs)))
     got = jax.vmap(jax.grad(loss, (0, 1)), axes)(xs, qs)
     jax.tree.map(close, got, jax.vmap(jax.grad(plain_loss, (0, 1)), axes)(xs, dense(qs)))
-    total = lambda f: lambda x, w: jnp.sum(jax.vmap(f, axes)(x, w) ** 2)  # noqa: E731
+    total = lambda f: lambda x, w: jnp.sum(jax.vmap(f, axes)(x, w) ** 2)
     got = jax.grad(total(matmul), (0, 1))(xs, qs)
     jax.tree.map(close, got, jax.grad(total(jnp.matmul), (0, 1))(xs, dense(qs)))
 

@@ -69,7 +69,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One array annotation: the class of the value, its admitted dtypes (``None``: any) and its axes (``None``: any)."""
+    """One array annotation: the class of the value, its dtypes (``None``: any) and its axes (``None``: any)."""
 
     cls: Any
     dtypes: tuple[str, ...] | None
@@ -99,18 +99,22 @@ def parse(text: str, where: str) -> Axes:
             continue
         if word == "..." or word[0] in "#?_":
             raise TypeError(f"{where}: axis {word!r} in {text!r} is not supported; give the axis a name")
-        try:
-            expr = ast.parse(word, mode="eval").body
-            ok = all(isinstance(n, _ALLOWED) for n in ast.walk(expr))
-        except SyntaxError:
-            ok = False
-        if not ok:
+        expr = _expression(word)
+        if expr is None:
             raise TypeError(
                 f"{where}: cannot read axis {word!r} in {text!r}; an axis is a name, an integer, or an expression "
                 "of them with + - * // and without spaces"
             )
         dims.append(Dim(word, expr))
     return Axes(variadic, tuple(dims))
+
+
+def _expression(word: str) -> ast.expr | None:
+    try:
+        expr = ast.parse(word, mode="eval").body
+    except SyntaxError:
+        return None
+    return expr if all(isinstance(n, _ALLOWED) for n in ast.walk(expr)) else None
 
 
 def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
@@ -126,8 +130,7 @@ def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    dtype = dtype if isinstance(dtype, jax._src.dtypes.ExtendedDType) else jnp.dtype(dtype)
-    return "prng_key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.name
+    return "prng_key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).name
 
 
 def evaluate(dim: Dim, env: Mapping[str, Axis], where: str) -> Axis:

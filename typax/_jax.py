@@ -30,7 +30,7 @@ MappingSpec = hijax.MappingSpec
 aval_method = hijax.aval_method
 aval_property = hijax.aval_property
 # The class of primitives was called VJPHiPrimitive until JAX 0.11.2.
-HiPrim: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
 ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = _jit_p

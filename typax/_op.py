@@ -107,7 +107,7 @@ class Op:
     def __init__(self, reference: Any, name: str) -> None:
         self.__name__ = self.__qualname__ = self.name = name
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
-        self.reference = _bind_fn(reference) if self.primitive is not None else reference
+        self.reference: Any = _bind_fn(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
         self.cache = Cache()
         self.__doc__ = getattr(reference, "__doc__", None)
@@ -134,7 +134,7 @@ class Op:
             if len(old.operands) == len(new.operands):
                 pairs = list(zip(old.operands, new.operands, strict=True))
                 if all(_covers(a, b) and _covers(b, a) for a, b in pairs):
-                    raise TypeError(f"{self.name}: two implementations take {new}; remove one or narrow its annotations")
+                    raise TypeError(f"{self.name}: two implementations take {new}; narrow one")
         self.impls.append(new)
         self.cache.entries.clear()
         return fn
@@ -144,9 +144,7 @@ class Op:
         best = [
             i
             for i in fit
-            if not any(
-                j is not i and all(_covers(a, b) for a, b in zip(i.operands, j.operands, strict=False)) for j in fit
-            )
+            if not any(j is not i and all(_covers(a, b) for a, b in zip(i.operands, j.operands, strict=False)) for j in fit)
         ]
         if len(best) > 1:
             raise TypeError(
@@ -246,6 +244,9 @@ def _implementation(name: str, fn: Callable[..., Any], names: Any) -> Implementa
 class OpApplication(Application):
     """An op with one of its implementations, at given operand types and statics."""
 
+    out_tree: Any  # these two are found out by tracing the implementation
+    out_like: tuple[Any, ...]
+
     def __init__(self, op: Op, impl: Implementation, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> None:
         self.op, self.impl, self.tree, self.name = op, impl, tree, op.name
         self.in_tys = tuple(tys)
@@ -257,8 +258,7 @@ class OpApplication(Application):
         self.traced = traced
         outs = iter(traced.jaxpr.out_avals)
         self.out_tys = tuple(
-            t.with_leaves([next(outs) for _ in t.leaves]) if isinstance(t, ValueType) else next(outs)
-            for t in self.out_like
+            t.with_leaves([next(outs) for _ in t.leaves]) if isinstance(t, ValueType) else next(outs) for t in self.out_like
         )
         self.out_tys = tuple(t.check() if isinstance(t, ValueType) else t for t in self.out_tys)
         self.lo, self.deps, self.effects = from_traced(self.name, traced)
@@ -293,7 +293,9 @@ class OpApplication(Application):
                 out = self.impl.fn(*self.tree.unflatten(args), **self.statics)
             flat, self.out_tree = jax.tree.flatten(out)
             self.out_like = tuple(_jax.typeof(x) for x in flat)
-            split = [component_leaves(x) if isinstance(t, ValueType) else [x] for t, x in zip(self.out_like, flat)]
+            split = [
+                component_leaves(x) if isinstance(t, ValueType) else [x] for t, x in zip(self.out_like, flat, strict=True)
+            ]
             return [pack_open(x) for part in split for x in part]
 
         run.__name__ = run.__qualname__ = self.name
@@ -329,9 +331,7 @@ class OpApplication(Application):
         try:
             want = jax.jit(self._on_views).trace(*avals).jaxpr.out_avals
         except Exception as e:
-            raise TypeError(
-                f"{self.name} of {_show(self.in_tys)}: its reference {name} refuses {_show(avals)}: {e}"
-            ) from e
+            raise TypeError(f"{self.name} of {_show(self.in_tys)}: its reference {name} refuses {_show(avals)}: {e}") from e
         got = [x for t in self.out_tys for x in jax.tree.leaves(dense_type(t))]
         if len(want) != len(got):
             raise TypeError(f"{self.name}: its reference {name} gives {len(want)} results, the implementation {len(got)}")
@@ -362,7 +362,7 @@ class OpApplication(Application):
         if any(rest) and self.op.reference is None:
             raise NotImplementedError(
                 f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
-                f"@typax.op(reference=...), or apply typax.stop_gradient to its operands"
+                f"@typax.op(reference=...), or keep gradients away with jax.lax.stop_gradient"
             )
         parts = [(self._by_components, by), (self._by_views, rest)]
         return [(r, m) for r, m in parts if any(m)]
@@ -435,8 +435,10 @@ def _unview(ty: Any, leaves: Sequence[Any]) -> Any:
     parts = [_unview(leaf, [next(it) for _ in views(leaf)]) for leaf in ty.leaves]
     if ty.decl.is_record:
         from_parts = ty.tree.unflatten(parts)
-        return from_parts[0] if len(ty.decl.components) == 1 else dict(
-            zip((c.name for c in ty.decl.components), from_parts, strict=True)
+        return (
+            from_parts[0]
+            if len(ty.decl.components) == 1
+            else dict(zip((c.name for c in ty.decl.components), from_parts, strict=True))
         )
     with Opened():
         return ty.decl.dense(ty.of_leaves(parts))

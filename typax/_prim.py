@@ -277,9 +277,7 @@ class TypaxPrim(_jax.HiPrim):
 
     def _push_residuals(self, nonzero: Mask, residuals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         fn = self.app.pushforward(nonzero).fn
-        leaves = [
-            x for t, v, m in zip(self.app.in_tys, tangents, nonzero, strict=True) if m for x in open_tangent(t, v)
-        ]
+        leaves = [x for t, v, m in zip(self.app.in_tys, tangents, nonzero, strict=True) if m for x in open_tangent(t, v)]
         return close_all(self.app.out_tys, fn(residuals, leaves))
 
     def lin(self, nzs_in: Sequence[bool], *primals: Any) -> Any:

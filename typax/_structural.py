@@ -7,7 +7,7 @@ stand for the views.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -199,7 +199,7 @@ class Derived(Application):
         if self.rule is None:
             raise NotImplementedError(
                 f"{self.name} of {self.in_tys[0]} cannot be differentiated: a {self.in_tys[0].decl.tangent.name} tangent "
-                f"has no components. Differentiate typax.dense(v), or open typax.stop_gradient(v) if no gradient is meant"
+                f"has no components. Differentiate typax.dense(v) instead"
             )
         return self.rule
 
@@ -298,7 +298,7 @@ def component_leaves(value: Any) -> list[Any]:
 class Opened:
     """Inside a body (``dense``, an implementation) components are open: while the trace that entered it is current."""
 
-    stack: list[Any] = []
+    stack: ClassVar[list[Any]] = []
 
     def __enter__(self) -> None:
         self.stack.append(_jax.current_trace())

@@ -1,9 +1,9 @@
 """Tangent policies: what a small change of a value is.
 
-    dense          an array, of the shape and dtype that the value stands for (the default)
-    componentwise  a record of the tangents of the components
-    itself         a value of the same class, by ``from_dense``
-    none           nothing: the value is a constant for differentiation
+dense          an array, of the shape and dtype that the value stands for (the default)
+componentwise  a record of the tangents of the components
+itself         a value of the same class, by ``from_dense``
+none           nothing: the value is a constant for differentiation
 """
 
 from typing import Any

@@ -115,10 +115,10 @@ class ValueType(_jax.HiType):
 
     # --- identity ---------------------------------------------------------------------------------------------
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._hash
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self is other or (
             isinstance(other, ValueType)
             and self.decl is other.decl
@@ -370,7 +370,9 @@ class ValueType(_jax.HiType):
             return self
         specs, k = self._checked(spec, adding=False)
         if k is None:
-            return self.with_leaves([a if s is None else a.dec_rank(size, s) for a, s in zip(self.leaves, specs)])
+            return self.with_leaves(
+                [a if s is None else a.dec_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+            )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
             if (s is None) == m[k] and not (s is not None and not m[k]):
@@ -386,7 +388,9 @@ class ValueType(_jax.HiType):
             return self
         specs, k = self._checked(spec, adding=True)
         if k is None:
-            return self.with_leaves([a if s is None else a.inc_rank(size, s) for a, s in zip(self.leaves, specs)])
+            return self.with_leaves(
+                [a if s is None else a.inc_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+            )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
             leaves.append(a if s is None else a.inc_rank(size, sum(m[:k])))

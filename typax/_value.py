@@ -40,7 +40,9 @@ def _opens(name: str) -> Any:
     def get(tracer: Any) -> Any:
         ty = _jax.typeof(tracer)
         if Opened.here():
-            return dict(zip((c.name for c in ty.decl.components), ty.tree.unflatten(component_leaves(tracer))))[name]
+            return dict(zip((c.name for c in ty.decl.components), ty.tree.unflatten(component_leaves(tracer)), strict=True))[
+                name
+            ]
         raise TypeError(
             f"{ty.decl.cls.__name__}.{name}: a value of type {ty} is closed while a program is traced; open it with "
             f"v.components(), or write an op (typax.op), inside which components are open"
@@ -103,8 +105,9 @@ class Value(metaclass=ValueMeta):
                 f"{cls.__name__}.from_components(...), or inside an op"
             )
         ty = _build_type(cls, leaves, tree, given)
-        self.__dict__.update(_type=ty, _leaves=tuple(leaves), **dict(given))
-        self.__dict__.update(zip((c.name for c in decl.components), comps, strict=True))
+        fields = vars(self)
+        fields.update(_type=ty, _leaves=tuple(leaves), **dict(given))
+        fields.update(zip((c.name for c in decl.components), comps, strict=True))
 
     @classmethod
     def from_components(cls, *components: Any, **statics: Any) -> Self:
@@ -124,9 +127,7 @@ class Value(metaclass=ValueMeta):
         return comps[0] if len(comps) == 1 else tuple(comps)
 
     @classmethod
-    def type(
-        cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any
-    ) -> ValueType:
+    def type(cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any) -> ValueType:
         """The type of a value that stands for an array of this shape.
 
         ``sharding`` is that of the array; axes that the shape does not show, and statics, go by keyword.
