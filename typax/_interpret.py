@@ -69,7 +69,7 @@ def stands_for_array(x: Any, aval: Any) -> bool:
 
 def _equation(eqn: Any, operands: list[Any], policy: Policy) -> list[Any]:
     hi = [stands_for_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-    if eqn.primitive in structured and (any(hi) or policy is not silent):
+    if eqn.primitive in structured and any(hi):
         return structured[eqn.primitive](eqn, operands, policy)
     if not any(hi):
         policy.plain(eqn, operands)
