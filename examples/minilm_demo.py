@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+import typax
 from examples import assets, minilm, quality
 
 BATCH = 32
@@ -159,6 +160,16 @@ def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
     return PartitionSpec(*[None] * leaf.ndim)
 
 
+def quantized(params: Any) -> Any:
+    """The same tree with its weight matrices and its word table in row-wise int8."""
+
+    def one(path: tuple[Any, ...], leaf: Any) -> Any:
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        return typax.quantize(leaf) if names[-1] in ("weight", "word") and leaf.ndim == 2 else leaf
+
+    return jax.tree.map_with_path(one, params)
+
+
 def shard(params: Any, mesh: Mesh) -> Any:
     shardings = jax.tree.map_with_path(lambda path, leaf: NamedSharding(mesh, spec(path, leaf)), params)
     return jax.device_put(params, shardings)
@@ -177,9 +188,16 @@ def on_one_device(folder: Path) -> None:
     sentences, pairs = assets.sentences()
     data = batches(folder / "tokenizer.json", sentences)
     programs = [Program("float32", jax.jit(minilm.encode), params)]
-    show_layer(programs[-1], data[0])
+    receipt = typax.Receipt()
+    encode = jax.jit(typax.lift(minilm.encode, fallback="announce", receipt=receipt))
+    programs.append(Program("int8", encode, quantized(params)))
+    show_layer(programs[-1], data[0], typax.lift(minilm.layer))
     vectors = show_quality(f"{len(sentences)} sentences", programs, data)
     show_pairs(vectors[-1], pairs)
+    native, dense = set(receipt.natives), set(receipt.densifications)
+    console.print(f"Kinds of equations that ran on int8 weights: {len(native)}; that made one dense: {len(dense)}.")
+    for line in (*sorted(native), *sorted(dense)):
+        console.print("  " + line, markup=False, highlight=False)
 
 
 def on_many_devices(folder: Path) -> None:
@@ -191,10 +209,15 @@ def on_many_devices(folder: Path) -> None:
     with jax.set_mesh(devices):
         program = Program("float32, sharded", jax.jit(minilm.encode), shard(params, devices))
         together = embed(program, track(split(data, devices), "Embedding", console=console, transient=True))
+        sharded = quantized(program.params)
+        lifted = Program("int8, sharded", jax.jit(typax.lift(minilm.encode)), sharded)
+        int8 = embed(lifted, track(split(data, devices), "Embedding", console=console, transient=True))
+        typed = jax.typeof(sharded["layers"][0]["up"]["weight"])
         kernel = jax.typeof(program.params["layers"][0]["up"]["weight"])
     console.print(
         f"{dict(devices.shape)}: a weight is {kernel.str_short(True)}; "
-        f"largest difference to one device {np.abs(alone - together).max():.1e}."
+        f"largest difference to one device {np.abs(alone - together).max():.1e}; "
+        f"in int8 it is {typed}, mean cosine {quality.compare(alone, int8)[0]:.5f}."
     )
 
 
