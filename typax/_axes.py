@@ -14,6 +14,7 @@ import math
 import sys
 import types
 import typing
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -194,15 +195,25 @@ def _show_part(part: Any) -> str:
     return f"({','.join(part)})" if isinstance(part, tuple) else str(part)
 
 
+def scope(frame: Any) -> Mapping[str, Any]:
+    """The names in sight of a statement: those of its function and of the functions around it, innermost first."""
+    maps = []
+    while frame is not None and len(maps) < 8:
+        maps.append(frame.f_locals)
+        frame = frame.f_back
+    return ChainMap(*maps)
+
+
 def resolve(owner: Any, names: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The annotations of a class or function, evaluated: those postponed to strings are looked up in its module and in
     ``names``, the place of its definition."""
     notes = dict(inspect.get_annotations(owner))
-    space = {**vars(sys.modules.get(owner.__module__, types.ModuleType(""))), **names}
+    module = vars(sys.modules.get(owner.__module__, types.ModuleType("")))
+    space = module | getattr(owner, "__globals__", {})
     for key, note in notes.items():
         if isinstance(note, str):
             try:
-                notes[key] = eval(note, space)
+                notes[key] = eval(note, space, names)
             except Exception as e:
                 raise TypeError(f"{where}: cannot evaluate the annotation {key}: {note} ({e})") from e
     return notes

@@ -37,6 +37,7 @@ jit_p = _jit_p
 typeof = core.typeof
 typematch = core.typematch
 sum_axis = batching.sum_axis
+eval_context = core.eval_context
 
 
 def register(cls: type, typeof: Callable[[Any], Any], canonicalize: Callable[[Any], Any]) -> None:

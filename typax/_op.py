@@ -126,7 +126,7 @@ class Op:
         Raises:
           TypeError: if an annotation cannot be read, or if another implementation fits the same operands equally well.
         """
-        return self.add(fn, sys._getframe(1).f_locals)
+        return self.add(fn, _axes.scope(sys._getframe(1)))
 
     def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
         new = _implementation(self.name, fn, names)
@@ -455,7 +455,7 @@ def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None) 
     """
     if fn is not None:
         return Op(fn, name or getattr(fn, "__name__", None) or getattr(fn, "name", "op"))
-    names = sys._getframe(1).f_locals
+    names = _axes.scope(sys._getframe(1))
     if reference is _REFERENCE:
         raise TypeError("typax.op needs a reference: op(f), @op(reference=f) or @op(reference=None)")
 

@@ -220,7 +220,8 @@ def lowered(name: str, fn: Any, avals: Sequence[Any]) -> tuple[Any, list[frozens
 
 
 def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
-    jaxpr = traced.lojax.jaxpr
+    with _jax.eval_context():  # lowering must not see the trace that asks for it
+        jaxpr = traced.lojax.jaxpr
     if _jax.has_tracer_consts(traced.jaxpr):
         raise TypeError(
             f"{name}: the implementation closes over a value of a program being traced; pass it as an argument instead"

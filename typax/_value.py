@@ -13,6 +13,7 @@ The statement is read once, into a `Declaration`; from then on values are built,
 import inspect
 import sys
 import typing
+from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -78,7 +79,7 @@ class Value(metaclass=ValueMeta):
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         frame = sys._getframe(1)
-        cls._declaration = _declare(cls, name or cls.__name__.lower(), {**frame.f_globals, **frame.f_locals})
+        cls._declaration = _declare(cls, name or cls.__name__.lower(), _axes.scope(frame))
         props = {c.name: _opens(c.name) for c in cls._declaration.components}
         statics = {s.name: _static_property(s.name) for s in cls._declaration.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
@@ -279,12 +280,12 @@ def _signature(decl: Declaration) -> inspect.Signature:
     return inspect.Signature(params)
 
 
-def _declare(cls: Any, name: str, names: dict[str, Any]) -> Declaration:
+def _declare(cls: Any, name: str, names: Any) -> Declaration:
     who = cls.__name__
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
         if base is not Value and isinstance(base, ValueMeta):
-            hints |= _axes.resolve(base, {**names, who: cls}, who)
+            hints |= _axes.resolve(base, ChainMap({who: cls}, names), who)
     components, statics = [], []
     for field, hint in hints.items():
         if typing.get_origin(hint) is ClassVar or hint is ClassVar:

@@ -1,0 +1,94 @@
+"""Types that a user writes: inside functions, with postponed annotations, statics, groups, hidden axes, hi components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _util import close
+from jaxtyping import Array, Float, Float32, Int8, UInt8
+
+import typax
+from typax import QArray, Value, dense, matmul, quantize
+
+pytestmark = pytest.mark.core
+
+
+def test_a_kronecker_product_with_an_implementation_and_stacked():
+    class Kron(Value, name="kron"):
+        a: Float32[Array, "m n"]
+        b: Float32[Array, "p q"]
+
+        def dense(self) -> Float32[Array, "m*p n*q"]:
+            return jnp.kron(self.a, self.b)
+
+    @matmul.impl
+    def _(x: Float[Array, "b k"], w: Float[Kron, "k n"]):
+        return x @ jnp.kron(w.a, w.b)
+
+    k, x = Kron(jnp.arange(4.0).reshape(2, 2), jnp.arange(6.0).reshape(2, 3)), jnp.ones((2, 4))
+    assert str(jax.typeof(k)) == "kron[4,6]"
+    close(matmul(x, k), x @ dense(k))
+    got = jax.grad(lambda w: jnp.sum(matmul(x, w) ** 2))(k)
+    close(got, jax.grad(lambda w: jnp.sum((x @ w) ** 2))(dense(k)))
+    close(jax.vmap(matmul, (0, None))(jnp.stack([x, 2 * x]), k)[1], 2 * x @ dense(k))
+    stack = jax.vmap(lambda s: Kron.from_components(k.a * s, k.b))(jnp.arange(3.0))
+    assert str(jax.typeof(stack)) == "kron[3,4,6]"
+    close(dense(stack)[2], 2 * dense(k))
+    with pytest.raises(TypeError, match=r"no implementation for .*kron\[3,4,6\]"):
+        matmul(x, stack)
+
+
+def test_groups_and_statics():
+    class Group(Value, name="g"):
+        q: Int8[Array, "*batch n"]
+        s: Float32[Array, "*batch n//group"]
+        group: int = 2
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return self.q.astype(jnp.float32) * jnp.repeat(self.s, self.group, axis=-1)
+
+    g = Group(jnp.ones((3, 4), jnp.int8), jnp.arange(6.0).reshape(3, 2))
+    close(dense(g), np.repeat(g.s, 2, axis=1))
+    close(jax.jit(lambda g: dense(g) * g.group)(g), 2 * dense(g))
+    with pytest.raises(TypeError, match=r"axis 'n//group' must be 2 but is 4 in s"):
+        Group(jnp.ones((3, 4), jnp.int8), jnp.ones((3, 4)))
+
+
+def test_an_axis_that_no_component_shows():
+    class Bits(Value, name="bits"):
+        b: UInt8[Array, "*batch m"]
+        n: int
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return jnp.unpackbits(self.b, axis=-1)[..., : self.n].astype(jnp.float32)
+
+    v = Bits(np.array([[255, 1], [0, 255]], "uint8"), 11)
+    assert v.shape == (2, 11) and str(jax.typeof(v)) == "bits<n=11>[2,11]"
+    close(jax.vmap(dense)(v), np.unpackbits(np.asarray(v.b), axis=1)[:, :11])
+
+
+def test_a_hi_component():
+    class Twice(Value, name="twice"):
+        s: Float32[QArray, "*batch n"]
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return typax.dense(self.s) * 2
+
+    v = Twice(quantize(jnp.ones((2, 3))))
+    for f in (dense, jax.jit(dense), jax.vmap(dense)):
+        close(f(v), 2 * jnp.ones((2, 3)))
+    close(jax.grad(lambda v: jnp.sum(dense(v) ** 2))(v), 4 * jnp.ones((2, 3)))
+
+
+def test_keys_are_operands():
+    @typax.op(reference=lambda x, key: x)
+    def noisy(x: Float[Array, "*b n"], key: Any):
+        return quantize(x + 0 * jax.random.uniform(key, x.shape))
+
+    key = jax.random.key(0)
+    close(dense(jax.jit(noisy)(np.ones((2, 3), "float32"), key)), jnp.ones((2, 3)))
+    close(jax.grad(lambda x: jnp.sum(dense(noisy(x, key))))(jnp.ones((2, 3))), jnp.ones((2, 3)))
