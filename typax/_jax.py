@@ -16,12 +16,10 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.pjit import jit_p as _jit_p
 from jax.experimental import hijax
 
-AbstractValue = core.AbstractValue
 ShapedArray = core.ShapedArray
 Tracer = core.Tracer
 Primitive = core.Primitive
 Literal = core.Literal
-DropVar = core.DropVar
 Zero = hijax.Zero
 GradAccum = hijax.GradAccum
 HiType = hijax.HiType
@@ -35,7 +33,6 @@ ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = _jit_p
 typeof = core.typeof
-typematch = core.typematch
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
 
@@ -92,10 +89,6 @@ def instantiate(x: Any) -> Any:
     return hijax.instantiate_zeros(x) if isinstance(x, Zero) else x
 
 
-def tangent_aval(aval: Any) -> Any:
-    return aval.to_tangent_aval()
-
-
 def partition(aval: Any) -> tuple[Any, ...]:
     """The mesh axes that partition each axis of an array type; ``None`` for an axis that is whole."""
     spec = aval.sharding.spec
@@ -127,17 +120,6 @@ def with_varying(aval: Any, others: list[Any]) -> Any:
 
 def mesh_of(aval: Any) -> Any:
     return aval.sharding.mesh
-
-
-@contextmanager
-def use_mesh_of(aval: Any) -> Iterator[None]:
-    from_context = jax.sharding.get_abstract_mesh()
-    mesh = mesh_of(aval)
-    if mesh.empty or mesh == from_context:
-        yield
-    else:
-        with jax.sharding.use_abstract_mesh(mesh):
-            yield
 
 
 def eval_jaxpr_fun(jaxpr: Any) -> Callable[..., list[Any]]:

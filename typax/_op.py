@@ -32,7 +32,7 @@ from typax._structural import (
     type_difference,
     views,
 )
-from typax._type import ValueType, dense_type, fits_class
+from typax._type import ValueType, dense_type, fits_class, record_view
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,12 +434,7 @@ def _unview(ty: Any, leaves: Sequence[Any]) -> Any:
     it = iter(leaves)
     parts = [_unview(leaf, [next(it) for _ in views(leaf)]) for leaf in ty.leaves]
     if ty.decl.is_record:
-        from_parts = ty.tree.unflatten(parts)
-        return (
-            from_parts[0]
-            if len(ty.decl.components) == 1
-            else dict(zip((c.name for c in ty.decl.components), from_parts, strict=True))
-        )
+        return record_view(ty.decl, ty.tree.unflatten(parts))
     with Opened():
         return ty.decl.dense(ty.of_leaves(parts))
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _jax
-from typax._type import Axes, ValueType, lo_axes
+from typax._type import Axes, ValueType, lo_axes, with_los
 
 type Mask = tuple[bool, ...]
 
@@ -158,7 +158,7 @@ class Batched(Application):
         self.lo = _jitted(self.name, traced.jaxpr)
         self.deps = _jax.dependences(traced.jaxpr)
         it = iter(traced.jaxpr.out_avals)
-        self.out_tys = tuple(_with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
+        self.out_tys = tuple(with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
         self.linears = Cache(64)
 
     def _in_axes(self, which: Sequence[int]) -> list[Any]:
@@ -205,12 +205,6 @@ class Batched(Application):
             return [x + y for x, y in zip(mapped(residuals, of_mapped), picked, strict=True)]
 
         return Linear(reads, both)
-
-
-def _with_los(ty: Any, los: Sequence[Any]) -> Any:
-    if isinstance(ty, ValueType):
-        return ty.with_los(los)
-    return ty if _jax.is_hi(ty) else los[0]
 
 
 def _jitted(name: str, jaxpr: Any) -> Callable[..., list[Any]]:
