@@ -159,6 +159,45 @@ def test_vmap_nested_and_to_hi_results():
     assert "q8[4,2,3]" in str(jax.make_jaxpr(jax.vmap(jax.jit(quantize)))(XS))
 
 
+def test_vmap_to_any_axis_and_of_what_is_not_mapped(q):
+    xs = jnp.arange(120.0).reshape(4, 5, 2, 3)
+    moved = jax.vmap(quantize, out_axes=1)(xs)
+    assert str(jax.typeof(moved)) == "q8[5,4,2,3]"
+    close(dense(moved), jnp.moveaxis(dense(quantize(xs)), 0, 1))
+    g = jax.grad(lambda x: jnp.sum(dense(jax.vmap(quantize, out_axes=1)(x)) * jnp.moveaxis(xs, 0, 1)))(xs)
+    close(g, xs)
+    same = jax.jit(jax.vmap(lambda x: q))(XS)
+    close(dense(same), jnp.stack([dense(q)] * 4))
+    with pytest.raises(TypeError, match="only its batch axes"):
+        jax.vmap(lambda x: quantize(x), out_axes=2)(XS)
+
+
+@pytest.mark.parametrize(("in_carry", "in_xs"), [(None, 0), (0, 0), (0, None)])
+def test_vmap_of_scan_with_hi_carry_and_values(in_carry, in_xs):
+    def run(c, xs, build, open_):
+        def step(c, x):
+            new = build(open_(c) * 0.5 + open_(x))
+            return new, new
+
+        return jax.lax.scan(step, c, xs, length=5)
+
+    plain = (X if in_carry is None else XS), jnp.arange(120.0).reshape(4, 5, 2, 3)[slice(None) if in_xs == 0 else 0]
+    hi = tuple(map(quantize, plain))
+    plain = tuple(map(dense, hi))
+
+    def total(build, open_):
+        def f(c, xs):
+            last, ys = jax.vmap(lambda c, xs: run(c, xs, build, open_), (in_carry, in_xs))(c, xs)
+            return jnp.sum(open_(last)) + jnp.sum(open_(ys) ** 2)
+
+        return f
+
+    rounded = lambda x: x + jax.lax.stop_gradient(dense(quantize(x)) - x)
+    want = jax.value_and_grad(total(rounded, lambda x: x), (0, 1))(*plain)
+    got = jax.jit(jax.value_and_grad(total(quantize, dense), (0, 1)))(*hi)
+    jax.tree.map(lambda a, b: close(a, b, 1e-4), got, want)
+
+
 def test_scan_over_values_and_with_hi_carry(q):
     qs = quantize(jnp.arange(24.0).reshape(4, 2, 3))
     total, ys = jax.lax.scan(lambda c, q: (c + jnp.sum(dense(q)), double(q)), 0.0, qs, length=4)

@@ -57,6 +57,41 @@ def test_two_equal_implementations():
         op.impl(lambda q: q)
 
 
+def test_implementations_that_overlap():
+    op = typax.op(jnp.multiply)
+
+    @op.impl
+    def _(x: Any, w: QArray):
+        return x
+
+    with pytest.raises(TypeError, match=r"\(Any, QArray\) and \(QArray, Any\), fit \(QArray, QArray\) equally well.*before"):
+
+        @op.impl
+        def _(w: QArray, x: Any):
+            return x
+
+    clear = typax.op(jnp.multiply)
+
+    @clear.impl
+    def _(x: QArray, w: QArray):
+        return dense(x) * dense(w)
+
+    @clear.impl
+    def _(x: Any, w: QArray):
+        return x * dense(w)
+
+    @clear.impl
+    def _(w: QArray, x: Any):
+        return dense(w) * x
+
+    assert (clear(quantize(X), quantize(X)) == clear(dense(quantize(X)), quantize(X))).all()
+
+
+def test_a_stack_where_one_value_is_expected():
+    with pytest.raises(TypeError, match=r"q8\[2,3,4\] is a stack of QArray values; apply matmul to each with jax\.vmap"):
+        matmul(X, quantize(jnp.stack([W, W])))
+
+
 def test_a_result_of_another_type_than_the_reference_says():
     @typax.op(reference=lambda x: x)
     def halves(x):

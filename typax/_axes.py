@@ -47,6 +47,11 @@ class Dim:
         return self.expr.id if isinstance(self.expr, ast.Name) else None
 
     @property
+    def size(self) -> int | None:
+        """The size, where the annotation gives it."""
+        return evaluate(self, {}, "").size if self.expr is not None and not self.names else None
+
+    @property
     def names(self) -> frozenset[str]:
         nodes = ast.walk(self.expr) if self.expr is not None else ()
         return frozenset(n.id for n in nodes if isinstance(n, ast.Name))

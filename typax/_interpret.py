@@ -67,6 +67,24 @@ def stands_for_array(x: Any, aval: Any) -> bool:
     return _jax.is_hi(_jax.typeof(x)) and not _jax.is_hi(aval)
 
 
+def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
+    """What an op whose reference is this primitive makes of these hi operands.
+
+    Raises:
+      TypeError: if no op fits.
+    """
+    for op in registry.get(primitive, ()):
+        out = op.run_equation(operands, params)
+        if out is not NotImplemented:
+            return out
+    tys = ", ".join(str(_jax.typeof(x)) for x in operands)
+    given = ", ".join(f"{k}={v}" for k, v in params.items())
+    raise TypeError(
+        f"no op with the reference {primitive.name} has an implementation for ({tys}) with {given}; add one, or use "
+        f"typax.dense(v)"
+    )
+
+
 def _equation(eqn: Any, operands: list[Any], policy: Policy) -> list[Any]:
     hi = [stands_for_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
     if eqn.primitive in structured and any(hi):

@@ -32,6 +32,7 @@ HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")
 ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = _jit_p
+transpose_p = jax.lax.transpose_p
 typeof = core.typeof
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
@@ -200,6 +201,21 @@ def _repair_remat() -> None:
 
 
 _repair_remat()
+
+
+_broadcast = batching.broadcast
+broadcast_hi: Callable[..., Any]  # set by _structural
+
+
+def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
+    """``batching.broadcast``, which makes a batch of what ``vmap`` did not map, hands hi values to an operation for arrays.
+    Those of declared types are stacked instead; everything else is left alone."""
+    if not is_hi_value(x):
+        return _broadcast(x, size, axis, mesh_axis)
+    return broadcast_hi(x, size, axis, mesh_axis)
+
+
+batching.broadcast = broadcast
 
 
 def is_hi_value(x: Any) -> bool:

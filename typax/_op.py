@@ -30,6 +30,7 @@ from typax._structural import (
     over_views,
     pack_open,
     type_difference,
+    unit_type,
     views,
 )
 from typax._type import ValueType, dense_type, fits_class, record_view
@@ -44,7 +45,7 @@ class Implementation:
     any_static: bool
 
     def __str__(self) -> str:
-        return "(" + ", ".join(" | ".join(p.text for p in ps) for ps in self.operands) + ")"
+        return _show_operands(self.operands)
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether the operands, each a pytree of types, are those of the signature."""
@@ -57,6 +58,10 @@ class Implementation:
 
     def hi_count(self) -> int:
         return sum(any(_is_value_class(p.cls) for p in ps) for ps in self.operands)
+
+
+def _show_operands(operands: Any) -> str:
+    return "(" + ", ".join(" | ".join(p.text for p in ps) for ps in operands) + ")"
 
 
 def _is_value_class(cls: Any) -> bool:
@@ -81,24 +86,86 @@ def _match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
         name = dim.name
         if name is not None and env.setdefault(name, size) != size:
             return False
-        if name is None and not dim.names and _axes.evaluate(dim, {}, "").size != size:
+        if dim.size is not None and dim.size != size:
             return False
     return True
 
 
-def _covers(a: tuple[Pattern, ...], b: tuple[Pattern, ...]) -> bool:
-    """Whether all that ``b`` admits is admitted by ``a``."""
-    return all(any(_covers_one(p, q) for p in a) for q in b)
+type Operands = tuple[tuple[Pattern, ...], ...]
+
+
+def _covers(a: Operands, b: Operands) -> bool:
+    """Whether all that the signature ``b`` admits is admitted by ``a``."""
+    return all(all(any(_covers_one(p, q) for p in ps) for q in qs) for ps, qs in zip(a, b, strict=False))
+
+
+def _any(p: Pattern) -> bool:
+    return p.cls is Any or p.cls is inspect.Parameter.empty
+
+
+def _subclass(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, type) and isinstance(b, type) and issubclass(a, b))
 
 
 def _covers_one(p: Pattern, q: Pattern) -> bool:
-    if p.cls is Any:
+    if _any(p):
         return True
-    if not (p.cls is q.cls or (isinstance(p.cls, type) and isinstance(q.cls, type) and issubclass(q.cls, p.cls))):
+    if _any(q) or not _subclass(q.cls, p.cls):
         return False
     if p.dtypes is not None and (q.dtypes is None or not set(q.dtypes) <= set(p.dtypes)):
         return False
-    return p.axes is None or (q.axes is not None and (p.axes.variadic is not None or q.axes.variadic is None))
+    if p.axes is None:
+        return True
+    if q.axes is None or (q.axes.variadic and not p.axes.variadic) or p.axes.rank > q.axes.rank:
+        return False
+    if p.axes.rank < q.axes.rank and not p.axes.variadic:
+        return False
+    same = _aligned(p, q)
+    if any(a.size is not None and a.size != b.size for a, b in same):
+        return False
+    return all(b.name == d.name for a, b in same for c, d in same if a.name and a.name == c.name)
+
+
+def _aligned(p: Pattern, q: Pattern) -> list[tuple[Any, Any]]:
+    """The last axes of both, those that have a counterpart, with it."""
+    assert p.axes is not None and q.axes is not None
+    n = min(p.axes.rank, q.axes.rank)
+    return list(zip(p.axes.dims[p.axes.rank - n :], q.axes.dims[q.axes.rank - n :], strict=True))
+
+
+def _meet(p: Pattern, q: Pattern) -> Pattern | None:
+    """A pattern for what both admit; ``None`` if nothing is."""
+    if _any(p) or _any(q):
+        return q if _any(p) else p
+    if not (_subclass(p.cls, q.cls) or _subclass(q.cls, p.cls)):
+        return None
+    cls = p.cls if _subclass(p.cls, q.cls) else q.cls
+    both = p.dtypes if q.dtypes is None else q.dtypes if p.dtypes is None else tuple(d for d in p.dtypes if d in q.dtypes)
+    axes = p.axes if q.axes is None else q.axes if p.axes is None else _meet_axes(p, q)
+    if both == () or (axes is None and p.axes is not None):
+        return None
+    return Pattern(cls, both, axes, p.text if cls is p.cls and both == p.dtypes else q.text)
+
+
+def _meet_axes(p: Pattern, q: Pattern) -> Any:
+    assert p.axes is not None and q.axes is not None
+    if any(a.size is not None and b.size is not None and a.size != b.size for a, b in _aligned(p, q)):
+        return None
+    for one, other in ((p.axes, q.axes), (q.axes, p.axes)):
+        if one.rank >= other.rank and (one.rank == other.rank or other.variadic):
+            return one if not one.variadic or other.variadic else other if one.rank == other.rank else None
+    return None
+
+
+def _overlap(a: Implementation, b: Implementation) -> Operands | None:
+    """Operand types that fit two implementations of which neither is the more specific."""
+    if len(a.operands) != len(b.operands) or _covers(a.operands, b.operands) != _covers(b.operands, a.operands):
+        return None
+    meets = [
+        tuple(m for p in ps for q in qs if (m := _meet(p, q)) is not None)
+        for ps, qs in zip(a.operands, b.operands, strict=True)
+    ]
+    return tuple(meets) if all(meets) else None
 
 
 class Op:
@@ -131,21 +198,23 @@ class Op:
     def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
         new = _implementation(self.name, fn, names)
         for old in self.impls:
-            if len(old.operands) == len(new.operands):
-                pairs = list(zip(old.operands, new.operands, strict=True))
-                if all(_covers(a, b) and _covers(b, a) for a, b in pairs):
-                    raise TypeError(f"{self.name}: two implementations take {new}; narrow one")
+            shared = _overlap(old, new)
+            if shared is None or any(_covers(i.operands, shared) and _covers(old.operands, i.operands) and i is not old
+                                     for i in self.impls):  # fmt: skip
+                continue
+            if _covers(old.operands, new.operands):
+                raise TypeError(f"{self.name}: two implementations take {new}; narrow one")
+            raise TypeError(
+                f"{self.name}: two implementations, {old} and {new}, fit {_show_operands(shared)} equally well; narrow one, "
+                f"or add an implementation for {_show_operands(shared)} before them"
+            )
         self.impls.append(new)
         self.cache.entries.clear()
         return fn
 
     def choose(self, args: Sequence[Any]) -> Implementation | None:
         fit = [i for i in self.impls if i.fits(args)]
-        best = [
-            i
-            for i in fit
-            if not any(j is not i and all(_covers(a, b) for a, b in zip(i.operands, j.operands, strict=False)) for j in fit)
-        ]
+        best = [i for i in fit if not any(j is not i and _covers(i.operands, j.operands) for j in fit)]
         if len(best) > 1:
             raise TypeError(
                 f"{self.name}: {' and '.join(map(str, best))} fit {_show(args)} equally; add an implementation for it"
@@ -176,11 +245,31 @@ class Op:
             if self.reference is not None and not any(map(_jax.is_hi, tys)):
                 return _REFERENCE
             have = "; ".join(map(str, self.impls)) or "none"
+            self._refuse_stacks(args)
             raise TypeError(
                 f"{self.name} has no implementation for {_show(args)}; it has: {have}. Add one with @{self.name}.impl, or "
                 f"apply it to typax.dense(v)"
             )
         return OpApplication(self, impl, tree, tys, statics)
+
+    def _refuse_stacks(self, args: Any) -> None:
+        """A stack of values where an implementation for one of them exists: say so."""
+        one = jax.tree.map(lambda t: unit_type(t) if isinstance(t, ValueType) and t.has_own_axes else t, args)
+        stack = next((t for t in jax.tree.leaves(args) if isinstance(t, ValueType) and t.n_batch), None)
+        if stack is not None and (any(i.fits(one) for i in self.impls) or self._fits_some_rank(one)):
+            raise TypeError(
+                f"{self.name} has no implementation for {_show(args)}: {stack} is a stack of {stack.decl.cls.__name__} "
+                f"values; apply {self.name} to each with jax.vmap"
+            )
+
+    def _fits_some_rank(self, args: Any) -> bool:
+        """Whether an implementation would fit if the plain arrays had another rank."""
+        hi = [isinstance(a, ValueType) for a in args]
+        return any(
+            len(i.operands) == len(args)
+            and all(any(_match(p, a, {}) for p in ps) for ps, a, h in zip(i.operands, args, hi, strict=True) if h)
+            for i in self.impls
+        )
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits."""
@@ -252,7 +341,7 @@ class OpApplication(Application):
         self.in_tys = tuple(tys)
         self.statics = self._bind_statics(statics)
         self.shown = {} if op.primitive is not None else dict(self.statics)
-        self._refuse_stacks()
+        self._refuse_unstackable()
         leaves = [a for t in tys for a in leaf_types(t)]
         traced = self._trace(leaves)
         self.traced = traced
@@ -276,7 +365,7 @@ class OpApplication(Application):
         self.all_statics = statics
         return full
 
-    def _refuse_stacks(self) -> None:
+    def _refuse_unstackable(self) -> None:
         for t in self.in_tys:
             if isinstance(t, ValueType) and t.n_batch and t.has_own_axes and not t.decl.stackable:
                 raise TypeError(

@@ -191,9 +191,10 @@ class Derived(Application):
     """An application whose linear parts come from one rule."""
 
     def __init__(self, name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Any, rule: Rule | None) -> None:
-        """`fn` maps component leaves to component leaves."""
+        """`fn` maps component leaves to component leaves; it may be traced already."""
         self.name, self.shown, self.in_tys, self.out_tys, self.rule = name, {}, tuple(in_tys), tuple(out_tys), rule
-        self.lo, self.deps, self.effects = lowered(name, fn, [a for t in in_tys for a in leaf_types(t)])
+        traced = jax.jit(fn).trace(*(a for t in in_tys for a in leaf_types(t))) if callable(fn) else fn
+        self.lo, self.deps, self.effects = from_traced(name, traced)
 
     def _rule(self) -> Rule:
         if self.rule is None:
@@ -213,13 +214,8 @@ class Derived(Application):
         return self._rule().transposed(linear)
 
 
-def lowered(name: str, fn: Any, avals: Sequence[Any]) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
-    """``fn`` on arrays: jitted, with what each result depends on, and its effects."""
-    traced = jax.jit(fn).trace(*avals)
-    return from_traced(name, traced)
-
-
 def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
+    """A traced function on arrays: jitted, with what each result depends on, and its effects."""
     with _jax.eval_context():  # lowering must not see the trace that asks for it
         jaxpr = traced.lojax.jaxpr
     if _jax.has_tracer_consts(traced.jaxpr):
@@ -234,7 +230,7 @@ def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], froz
 structural = Cache()
 
 
-def _made(kind: str, ty: ValueType, make: Callable[[], Application]) -> Application:
+def _made(kind: Any, ty: ValueType, make: Callable[[], Application]) -> Application:
     with _jax.without_anonymous_axes():
         return structural.get((kind, ty, _jax.trace_key()), make)
 
@@ -291,6 +287,55 @@ def component_leaves(value: Any) -> list[Any]:
         return Derived("components", (ty,), ty.leaves, _identity, rule)
 
     return _made("open", ty, make).apply([value])
+
+
+# --- batch axes ----------------------------------------------------------------------------------------------------
+
+
+def _on_leaves(kind: str, ty: ValueType, fn: Any, masks: Any, on_view: Any, **shown: Any) -> Application:
+    """An application that acts on each leaf, and on what the value stands for, in the same way."""
+    leaves = jax.jit(fn).trace(*ty.leaves).jaxpr.out_avals
+    out = type(ty)(ty.decl, leaves, ty.tree, ty.statics, masks)
+    rule = over_components(kind, (ty,), fn) if by_components(ty) else over_views(kind, (ty,), lambda x: [on_view(x)])
+    app = Derived(kind, (ty,), (out,), fn, rule)
+    app.shown = shown
+    return app
+
+
+def permute_batch(value: Any, perm: Sequence[int]) -> Any:
+    """Permute the batch axes of a value: ``jax.vmap`` asks so for a hi result at another axis than the first."""
+    if not isinstance(ty := _jax.typeof(value), ValueType):
+        return jax.numpy.transpose(value, tuple(perm))
+    perms, masks = ty.permuted(perm)
+
+    def fn(*leaves: Any) -> list[Any]:
+        return [permute_batch(x, p) for x, p in zip(leaves, perms, strict=True)]
+
+    def make() -> Application:
+        return _on_leaves("transpose", ty, fn, masks, lambda x: jax.numpy.transpose(x, perm), permutation=tuple(perm))
+
+    (out,) = _made(("transpose", tuple(perm)), ty, make).apply([value])
+    return out
+
+
+def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> Any:
+    """A stack of ``size`` copies of a value along a new batch axis: ``jax.vmap`` asks so for what it did not map."""
+    if not isinstance(ty := _jax.typeof(value), ValueType):
+        return _jax.broadcast(value, size, axis, mesh_axis)
+    axes, masks = ty.broadcasted(axis)
+
+    def fn(*leaves: Any) -> list[Any]:
+        return [broadcast_batch(x, size, k, mesh_axis) for x, k in zip(leaves, axes, strict=True)]
+
+    def make() -> Application:
+        on_view = lambda x: broadcast_batch(x, size, axis, mesh_axis)
+        return _on_leaves("broadcast", ty, fn, masks, on_view, size=size, axis=axis)
+
+    (out,) = _made(("broadcast", size, axis, mesh_axis), ty, make).apply([value])
+    return out
+
+
+_jax.broadcast_hi = broadcast_batch
 
 
 # --- what it stands for ------------------------------------------------------------------------------------------
@@ -376,10 +421,7 @@ def dense(value: Any) -> Any:
                 f"{ty.decl.cls.__name__}.dense: its annotation says that {ty} stands for {ty.dense_type}, but the body "
                 f"gives {got} ({difference})"
             )
-        app = Derived.__new__(Derived)
-        app.name, app.shown, app.in_tys, app.out_tys, app.rule = "dense", {}, (ty,), (ty.dense_type,), rule
-        app.lo, app.deps, app.effects = from_traced("dense", traced)
-        return app
+        return Derived("dense", (ty,), (ty.dense_type,), traced, rule)
 
     (out,) = _made("dense", ty, make).apply([value])
     return out

@@ -429,6 +429,31 @@ class ValueType(_jax.HiType):
     def leading_axis_spec(self) -> Any:
         return 0
 
+    def _batch_masks(self) -> tuple[int, tuple[tuple[bool, ...], ...]]:
+        if self.has_own_axes:
+            return self.n_batch, self.masks
+        return self.ndim, ((True,) * self.ndim,) * len(self.leaves)
+
+    def permuted(self, perm: Sequence[int]) -> tuple[list[list[int]], tuple[tuple[bool, ...], ...]]:
+        """What a permutation of the batch axes is for each leaf, and the masks after it."""
+        n, masks = self._batch_masks()
+        if list(perm[n:]) != list(range(n, self.ndim)):
+            raise TypeError(f"cannot permute {self} by {tuple(perm)}: only its batch axes (the first {n}) can be")
+        perms = []
+        for leaf, m in zip(self.leaves, masks, strict=True):
+            present = [k for k in range(n) if m[k]]
+            perms.append([*(present.index(k) for k in perm[:n] if m[k]), *range(len(present), _ndim(leaf))])
+        return perms, tuple(tuple(m[k] for k in perm[:n]) for m in self.masks) if self.has_own_axes else self.masks
+
+    def broadcasted(self, axis: int) -> tuple[list[int], tuple[tuple[bool, ...], ...]]:
+        """Where a new batch axis comes in each leaf, and the masks with it."""
+        n, masks = self._batch_masks()
+        if not 0 <= axis <= n:
+            raise TypeError(f"{self} can be stacked along axes 0 to {n}, not along {axis}: named axes stay last")
+        if not self.has_own_axes:
+            return [axis] * len(self.leaves), self.masks
+        return [sum(m[:axis]) for m in masks], tuple((*m[:axis], True, *m[axis:]) for m in masks)
+
     def lo_axes(self, spec: Any) -> list[int | None]:
         """For each lowered array the axis that a mapping spec maps (``None``: it is not mapped)."""
         if spec is None:

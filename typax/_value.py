@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from typax import _axes, _jax, _tangent
-from typax._structural import Opened, as_operand, component_leaves, dense, from_leaves, is_open, pack_open
+from typax import _axes, _interpret, _jax, _tangent
+from typax._structural import Opened, as_operand, component_leaves, dense, from_leaves, is_open, pack_open, permute_batch
 from typax._type import MISSING, Component, Declaration, Static, ValueType, typing_tree
 
 
@@ -83,6 +83,7 @@ class Value(metaclass=ValueMeta):
         props = {c.name: _opens(c.name) for c in cls._declaration.components}
         statics = {s.name: _static_property(s.name) for s in cls._declaration.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
+        methods |= {"transpose": _jax.aval_method(cls.transpose)}
         methods |= {"__jax_array__": _jax.aval_method(_no_array)}
         cls._hitype = type(f"{cls.__name__}Type", (ValueType,), props | statics | methods)
         body = cls._declaration.dense
@@ -162,6 +163,10 @@ class Value(metaclass=ValueMeta):
 
     __jax_array__ = property(lambda self: lambda: _no_array(self))
 
+    def transpose(self, *permutation: Any) -> Any:
+        """Permute the axes; batch axes freely, and others if the type implements ``typax.transpose``."""
+        return _transpose(self, *permutation)
+
     # Everything an array tells about itself, a value tells about what it stands for.
     shape = property(lambda self: self._type.shape)
     ndim = property(lambda self: self._type.ndim)
@@ -196,6 +201,19 @@ class Value(metaclass=ValueMeta):
         dt = ty.dense_type
         vary = ",".join(sorted(_jax.varying(dt)))
         return f"{decl.name}{own}[{_axes.show(_axes.of_type(dt))}]" + (f"{{V:{vary}}}" if vary else "")
+
+
+def _transpose(value: Any, *permutation: Any) -> Any:
+    ty = _jax.typeof(value)
+    perm = tuple(permutation[0]) if len(permutation) == 1 and not isinstance(permutation[0], int) else permutation
+    perm = tuple(p % ty.ndim for p in perm) or tuple(reversed(range(ty.ndim)))
+    n = ty.n_batch if ty.has_own_axes else ty.ndim
+    if perm[n:] != tuple(range(n, ty.ndim)):
+        try:
+            return _interpret.run(_jax.transpose_p, [value], permutation=perm)
+        except TypeError as e:
+            raise TypeError(f"{ty} cannot be permuted by {perm}: only its batch axes (the first {n}) can, and {e}") from None
+    return permute_batch(value, perm)
 
 
 def _same(a: Any, b: Any) -> bool:
