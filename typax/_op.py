@@ -30,7 +30,6 @@ from typax._structural import (
     over_views,
     pack_open,
     type_difference,
-    unit_type,
     views,
 )
 from typax._type import ValueType, dense_type, fits_class, record_view
@@ -89,6 +88,13 @@ def _match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
         if dim.size is not None and dim.size != size:
             return False
     return True
+
+
+def _takes_one_of(p: Pattern, t: ValueType) -> bool:
+    """Whether ``t`` is a stack of what the pattern admits."""
+    if p.axes is None or p.axes.variadic or not fits_class(p.cls, t):
+        return False
+    return 0 < t.ndim - p.axes.rank <= t.n_batch
 
 
 type Operands = tuple[tuple[Pattern, ...], ...]
@@ -253,23 +259,14 @@ class Op:
         return OpApplication(self, impl, tree, tys, statics)
 
     def _refuse_stacks(self, args: Any) -> None:
-        """A stack of values where an implementation for one of them exists: say so."""
-        one = jax.tree.map(lambda t: unit_type(t) if isinstance(t, ValueType) and t.has_own_axes else t, args)
-        stack = next((t for t in jax.tree.leaves(args) if isinstance(t, ValueType) and t.n_batch), None)
-        if stack is not None and (any(i.fits(one) for i in self.impls) or self._fits_some_rank(one)):
-            raise TypeError(
-                f"{self.name} has no implementation for {_show(args)}: {stack} is a stack of {stack.decl.cls.__name__} "
-                f"values; apply {self.name} to each with jax.vmap"
-            )
-
-    def _fits_some_rank(self, args: Any) -> bool:
-        """Whether an implementation would fit if the plain arrays had another rank."""
-        hi = [isinstance(a, ValueType) for a in args]
-        return any(
-            len(i.operands) == len(args)
-            and all(any(_match(p, a, {}) for p in ps) for ps, a, h in zip(i.operands, args, hi, strict=True) if h)
-            for i in self.impls
-        )
+        """A stack of values where an implementation takes one of them: say so."""
+        for impl in self.impls:
+            for ps, t in zip(impl.operands, args, strict=False):
+                if isinstance(t, ValueType) and any(_takes_one_of(p, t) for p in ps):
+                    raise TypeError(
+                        f"{self.name} has no implementation for {_show(args)}: {t} is a stack where {impl} takes one; apply "
+                        f"{self.name} to each with jax.vmap"
+                    )
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits."""
