@@ -2,8 +2,11 @@
 
 from typax._lift import Receipt, lift
 from typax._op import Op, op
-from typax._structural import dense
-from typax._type import Axes, ValueType
+from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
+from typax._spec import Axes, Pspec
+from typax._structural import dense, reshard
+from typax._tangent import Tangent
+from typax._type import ValueType
 from typax._value import Value
 from typax.quantized import QArray, dot_general, gather, matmul, quantize, transpose
 
@@ -11,9 +14,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Axes",
+    "Componentwise",
+    "Dense",
+    "Itself",
+    "NoTangent",
     "Op",
     "QArray",
+    "Pspec",
     "Receipt",
+    "Tangent",
     "Value",
     "ValueType",
     "dense",
@@ -23,5 +32,7 @@ __all__ = [
     "matmul",
     "op",
     "quantize",
+    "reshard",
+    "retract",
     "transpose",
 ]

@@ -47,6 +47,14 @@ class Dim:
         return self.expr.id if isinstance(self.expr, ast.Name) else None
 
     @property
+    def leading(self) -> str | None:
+        """The name that stands first, whose partition the axis has."""
+        node = self.expr
+        while isinstance(node, ast.BinOp):
+            node = node.left
+        return node.id if isinstance(node, ast.Name) else None
+
+    @property
     def size(self) -> int | None:
         """The size, where the annotation gives it."""
         return evaluate(self, {}, "").size if self.expr is not None and not self.names else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax._src import ad_checkpoint, api, config, core, dtypes, source_info_util
+from jax._src.ad_util import add_jaxvals as _add_jaxvals
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
@@ -90,6 +91,16 @@ def instantiate(x: Any) -> Any:
     return hijax.instantiate_zeros(x) if isinstance(x, Zero) else x
 
 
+def zeros(aval: Any) -> Any:
+    """The zero of a tangent type."""
+    return hijax.instantiate_zeros(Zero(aval))
+
+
+def add(x: Any, y: Any) -> Any:
+    """The sum of two tangents, hi or not."""
+    return _add_jaxvals(x, y)
+
+
 def partition(aval: Any) -> tuple[Any, ...]:
     """The mesh axes that partition each axis of an array type; ``None`` for an axis that is whole."""
     spec = aval.sharding.spec
@@ -108,6 +119,25 @@ def array_type(shape: tuple[int, ...], dtype: Any, like: Any, parts: tuple[Any, 
     return ShapedArray(shape, jax.numpy.dtype(dtype), sharding=sharding, manual_axis_type=like.mat)
 
 
+def partitioned_otherwise(aval: Any, spec: Any) -> bool:
+    """Whether an array type, where its mesh is explicit, is not partitioned by ``spec``."""
+    explicit = set(aval.sharding.mesh.explicit_axes)
+
+    def only(part: Any) -> tuple[Any, ...]:
+        names = part if isinstance(part, tuple) else (part,)
+        return tuple(n for n in names if n in explicit)
+
+    want = (*spec, *(None,) * (aval.ndim - len(spec)))
+    return bool(explicit) and any(only(p) != only(q) for p, q in zip(partition(aval), want, strict=True))
+
+
+def repartitioned(aval: Any, spec: Any, mesh: Any = None) -> Any:
+    """An array type, partitioned otherwise, on ``mesh`` or that in force."""
+    mesh = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
+    mesh = getattr(mesh, "abstract_mesh", mesh)
+    return aval.update(sharding=jax.sharding.NamedSharding(mesh, jax.P(*spec, *(None,) * (aval.ndim - len(spec)))))
+
+
 def with_varying(aval: Any, others: list[Any]) -> Any:
     """``aval``, varying over the union of the manual axes over which ``others`` vary."""
     widest = max((o for o in others), key=lambda o: len(varying(o)), default=None)
@@ -117,6 +147,11 @@ def with_varying(aval: Any, others: list[Any]) -> Any:
     if varying(widest) == union:
         return aval.update(manual_axis_type=widest.mat)
     return aval.update(manual_axis_type=type(aval.mat)(varying=union))
+
+
+def in_manual_mesh() -> bool:
+    """Whether this is inside a ``shard_map``."""
+    return jax.sharding.get_abstract_mesh()._any_axis_manual
 
 
 def mesh_of(aval: Any) -> Any:
@@ -203,8 +238,9 @@ def _repair_remat() -> None:
 _repair_remat()
 
 
-_broadcast = batching.broadcast
-broadcast_hi: Callable[..., Any]  # set by _structural
+_broadcast, _matchaxis = batching.broadcast, batching.matchaxis
+broadcast_hi: Callable[..., Any]  # these two are set by _structural
+rebatch_hi: Callable[..., Any]
 
 
 def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
@@ -215,7 +251,17 @@ def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
     return broadcast_hi(x, size, axis, mesh_axis)
 
 
-batching.broadcast = broadcast
+def matchaxis(axis_data: Any, src: Any, dst: Any, x: Any, sum_match: bool = False) -> Any:
+    """``batching.matchaxis`` moves a batch axis to where a loop or a caller wants it, but does not know the mapping specs of
+    hi values; everything else is left alone."""
+    if isinstance(src, MappingSpec) and src != dst and is_hi_value(x):
+        moved = rebatch_hi(x, axis_data.size, src, dst, axis_data.explicit_mesh_axis)
+        if moved is not None:
+            return moved
+    return _matchaxis(axis_data, src, dst, x, sum_match)
+
+
+batching.broadcast, batching.matchaxis = broadcast, matchaxis
 
 
 def is_hi_value(x: Any) -> bool:

@@ -18,7 +18,7 @@ import jax
 
 from typax import _axes, _interpret, _jax, _prim
 from typax._axes import Pattern
-from typax._prim import Application, Cache, Linear, Mask
+from typax._prim import Application, Cache, Linear, Mask, has_tangent
 from typax._structural import (
     Opened,
     Rule,
@@ -436,33 +436,37 @@ class OpApplication(Application):
         by = tuple(m and by_components(t) for m, t in zip(mask, self.in_tys, strict=True))
         rest = tuple(m and not b for m, b in zip(mask, by, strict=True))
         result = any(map(by_components, self.out_tys))
-        lean = result or (self.op.reference is None and any(map(by_components, self.in_tys)))
-        if lean:
+        rounded = any(isinstance(t, ValueType) and not by_components(t) and has_tangent(t) for t in self.out_tys)
+        if self.op.reference is None and (rounded or (any(rest) and not result)):
+            raise NotImplementedError(
+                f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
+                f"@typax.op(reference=...), or a rule with {self.name}.def_jvp, or keep gradients away with "
+                f"jax.lax.stop_gradient"
+            )
+        if result:
             for t, m in zip(self.in_tys, rest, strict=True):
                 if m and isinstance(t, ValueType):
                     raise NotImplementedError(
                         f"{self.name} of {_show(self.in_tys)}: the tangent of {t} has no components, but the result has "
-                        f"componentwise tangents; no derivative follows from its reference"
+                        f"componentwise tangents; none follows from the reference: give one with {self.name}.def_jvp"
                     )
             return [(self._by_components, mask)]
-        if any(rest) and self.op.reference is None:
-            raise NotImplementedError(
-                f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
-                f"@typax.op(reference=...), or keep gradients away with jax.lax.stop_gradient"
-            )
+        if rounded:
+            return [(self._by_views, mask)]
         parts = [(self._by_components, by), (self._by_views, rest)]
         return [(r, m) for r, m in parts if any(m)]
 
     @property
     def _by_views(self) -> Rule:
         if "_views" not in self.__dict__:
-            self._views = over_views(self.name, self.in_tys, self._on_views)
+            self._views = over_views(self.name, self.in_tys, self.out_tys, self._on_views)
         return self._views
 
     @property
     def _by_components(self) -> Rule:
         if "_components" not in self.__dict__:
-            self._components = over_components(self.name, self.in_tys, _jax.eval_jaxpr_fun(self.traced.jaxpr))
+            fn = _jax.eval_jaxpr_fun(self.traced.jaxpr)
+            self._components = over_components(self.name, self.in_tys, self.out_tys, fn)
         return self._components
 
     def pushforward(self, nonzero: Mask) -> Linear:

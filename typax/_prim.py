@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _jax
-from typax._type import Axes, ValueType, lo_axes, with_los
+from typax._spec import Axes
+from typax._type import ValueType, lo_axes, with_los
 
 type Mask = tuple[bool, ...]
 
@@ -112,7 +113,7 @@ def view_axes(ty: Any, spec: Any) -> list[Any]:
     """The mapped axis of each tangent leaf of a value that is mapped by ``spec``."""
     if not has_tangent(ty):
         return []
-    if isinstance(ty, ValueType) and ty.decl.tangent.by_components(ty):
+    if isinstance(ty, ValueType) and ty.decl.tangent.by_components:
         return [s for leaf, own in zip(ty.leaves, leaf_specs(ty, spec), strict=True) for s in view_axes(leaf, own)]
     if isinstance(ty, ValueType) and isinstance(spec, Axes):
         spec = next((e for e in spec.entries if e is not None), None)

@@ -20,7 +20,7 @@ from typax._type import ValueType, dense_type, record_view
 
 
 def by_components(ty: Any) -> bool:
-    return isinstance(ty, ValueType) and ty.decl.tangent.by_components(ty)
+    return isinstance(ty, ValueType) and ty.decl.tangent.by_components
 
 
 def views(ty: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def leaf_types(ty: Any) -> tuple[Any, ...]:
 
 
 def tangent_leaf_count(ty: Any) -> int:
-    return sum(map(_prim.has_tangent, views(ty)))
+    return sum(map(_prim.has_tangent, views(ty))) if _prim.has_tangent(ty) else 0
 
 
 def open_tangent(ty: Any, t: Any) -> list[Any]:
@@ -58,24 +58,22 @@ def open_tangent(ty: Any, t: Any) -> list[Any]:
         parts = component_leaves(t)
         return [x for leaf, part in zip(ty.leaves, parts, strict=True) for x in open_tangent(leaf, part)]
     if isinstance(ty, ValueType):
-        return [ty.decl.tangent.open(ty, t)]
+        return [ty.decl.tangent.open(_jax.typeof(t), t)]
     return [t]
 
 
 def close_tangent(ty: Any, leaves: Sequence[Any], ct: bool = False) -> Any:
     """The tangent of a value of type ``ty`` made of these arrays."""
+    tangent_ty = ty.to_ct_aval() if ct else ty.to_tangent_aval()
     if not _prim.has_tangent(ty):
-        return np.zeros(getattr(ty, "shape", ()), _jax.float0)
+        return np.zeros(tangent_ty.shape, _jax.float0)
     if by_components(ty):
         it, parts = iter(leaves), []
         for leaf in ty.leaves:
             parts.append(close_tangent(leaf, [next(it) for _ in range(tangent_leaf_count(leaf))], ct))
-        tangent_ty = ty.to_ct_aval() if ct else ty.to_tangent_aval()
         return from_leaves(tangent_ty, parts)
     (leaf,) = leaves
-    if isinstance(ty, ValueType):
-        return ty.decl.tangent.close(ty, leaf)
-    return leaf
+    return ty.decl.tangent.close(tangent_ty, leaf) if isinstance(ty, ValueType) else leaf
 
 
 _prim.open_tangent, _prim.close_tangent, _prim.tangent_leaf_count = open_tangent, close_tangent, tangent_leaf_count
@@ -85,25 +83,26 @@ _prim.open_tangent, _prim.close_tangent, _prim.tangent_leaf_count = open_tangent
 
 
 class Rule:
-    """The linear parts of ``fn``, a function of some leaves of each operand (its views, or its components)."""
+    """The linear parts of ``fn``: of some leaves of each operand (its views, or its components) to views of the results,
+    components where these have componentwise tangents."""
 
     def __init__(
         self,
         name: str,
         in_tys: Sequence[Any],
+        out_tys: Sequence[Any],
         leaves: Callable[[Any], Sequence[Any]],
         expand: Callable[[Any, Any], list[Any]],
         fn: Callable[..., Sequence[Any]],
     ) -> None:
         self.name, self.in_tys, self.expand, self.fn = name, tuple(in_tys), expand, fn
         per = [tuple(leaves(t)) for t in in_tys]
+        outs = [(v, _prim.has_tangent(t)) for t in out_tys for v in (t.leaves if by_components(t) else [dense_type(t)])]
+        # a result without a tangent ends the derivative, whatever it stands for
+        self.out_avals, self.live = [v for v, _ in outs], [m for _, m in outs]
         self.leaves = [a for tys in per for a in tys]
         self.owner = [i for i, tys in enumerate(per) for _ in tys]
         self.cache = Cache(64)
-
-    @property
-    def out_avals(self) -> list[Any]:
-        return self.cache.get("out", lambda: list(jax.jit(self.fn).trace(*self.leaves).jaxpr.out_avals))
 
     def _split(self, mask: Mask) -> tuple[list[int], Callable[..., Sequence[Any]]]:
         """The leaves that have tangents, and ``fn`` of these, the others given."""
@@ -117,11 +116,26 @@ class Rule:
 
         return own, fn
 
-    def _tangents(self, own: Sequence[int], leaves: Sequence[Any], ct: bool = False) -> list[Any]:
-        return list(_prim.close_all([self.leaves[i] for i in own], leaves, ct))
+    def _tangents(self, own: Sequence[int], leaves: Sequence[Any]) -> list[Any]:
+        return list(_prim.close_all([self.leaves[i] for i in own], leaves))
+
+    def _cotangents(self, leaves: Sequence[Any]) -> list[Any]:
+        it = iter(leaves)
+        tys = zip(self.out_avals, self.live, strict=True)
+        counts = [(t, m, tangent_leaf_count(t)) for t, m in tys]
+        return [
+            close_tangent(
+                t, [next(it) for _ in range(n)] if m else list(map(_jax.zeros, self._leaf_avals([t], ct=True))), ct=True
+            )
+            for t, m, n in counts
+        ]
+
+    @property
+    def _live_avals(self) -> list[Any]:
+        return [t for t, m in zip(self.out_avals, self.live, strict=True) if m]
 
     def _leaf_avals(self, tys: Sequence[Any], ct: bool = False) -> list[Any]:
-        flat = [v for t in tys for v in views(t) if _prim.has_tangent(v)]
+        flat = [v for t in tys if _prim.has_tangent(t) for v in views(t) if _prim.has_tangent(v)]
         return [v.to_ct_aval() if ct else v.to_tangent_aval() for v in flat]
 
     def pushforward(self, nonzero: Mask) -> Linear:
@@ -130,7 +144,8 @@ class Rule:
         def push(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
             some = [primals[i] for i in own]
             outs, dots = jax.jvp(lambda *xs: fn(primals, xs), some, self._tangents(own, tangents))
-            return [x for o, t in zip(outs, dots, strict=True) for x in open_tangent(_jax.typeof(o), t)]
+            live = zip(outs, dots, self.live, strict=True)
+            return [x for o, t, m in live if m for x in open_tangent(_jax.typeof(o), t)]
 
         avals = self._leaf_avals([self.leaves[i] for i in own])
         return self._linear(("push", nonzero), f"{self.name}_jvp", push, avals)
@@ -140,10 +155,10 @@ class Rule:
 
         def pull(primals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             _, vjp = jax.vjp(lambda *xs: fn(primals, xs), *(primals[i] for i in own))
-            grads = vjp(list(_prim.close_all(self.out_avals, cts, ct=True)))
+            grads = vjp(self._cotangents(cts))
             return [x for i, g in zip(own, grads, strict=True) for x in open_tangent(self.leaves[i], g)]
 
-        return self._linear(("pull", nonzero), f"{self.name}_vjp", pull, self._leaf_avals(self.out_avals, ct=True))
+        return self._linear(("pull", nonzero), f"{self.name}_vjp", pull, self._leaf_avals(self._live_avals, ct=True))
 
     def transposed(self, linear: Mask) -> Linear:
         own, fn = self._split(linear)
@@ -151,10 +166,10 @@ class Rule:
         def transpose(primals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             some = [self.leaves[i] for i in own]
             flip = jax.linear_transpose(lambda *xs: fn(primals, xs), *some)
-            grads = flip(list(_prim.close_all(self.out_avals, cts, ct=True)))
+            grads = flip(self._cotangents(cts))
             return [x for i, g in zip(own, grads, strict=True) for x in open_tangent(self.leaves[i], g)]
 
-        avals = self._leaf_avals(self.out_avals, ct=True)
+        avals = self._leaf_avals(self._live_avals, ct=True)
         return self._linear(("trans", linear), f"{self.name}_transpose", transpose, avals)
 
     def _linear(self, key: Any, name: str, f: Callable[..., list[Any]], avals: Sequence[Any]) -> Linear:
@@ -179,12 +194,16 @@ class Rule:
         return self.cache.get((key, _jax.trace_key()), make)
 
 
-def over_views(name: str, in_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
-    return Rule(name, in_tys, views, operands, fn)
+def over_views(name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
+    return Rule(name, in_tys, out_tys, views, operands, fn)
 
 
-def over_components(name: str, in_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
-    return Rule(name, in_tys, leaf_types, leaves_of, fn)
+def over_components(name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
+    return Rule(name, in_tys, out_tys, leaf_types, leaves_of, fn)
+
+
+def over_operands(name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
+    return Rule(name, in_tys, out_tys, lambda t: [t], lambda _, value: [value], fn)
 
 
 class Derived(Application):
@@ -245,9 +264,9 @@ def from_leaves(ty: ValueType, leaves: Sequence[Any]) -> Any:
     def make() -> Application:
         # With componentwise tangents the components are the views; else the value's view is a function of them.
         if by_components(ty):
-            rule = over_components("from_components", ty.leaves, _identity)
+            rule = over_operands("from_components", ty.leaves, (ty,), _identity)
         else:
-            rule = over_views("from_components", ty.leaves, lambda *xs: [dense_fn(ty)(*xs)])
+            rule = over_views("from_components", ty.leaves, (ty,), lambda *xs: [dense_fn(ty)(*xs)])
         return Derived("from_components", ty.leaves, (ty,), _identity, rule)
 
     if _jax.trace_is_clean() and not any(isinstance(x, _jax.Tracer) for x in leaves):
@@ -267,7 +286,22 @@ def is_open(x: Any) -> bool:
 
 def pack_open(x: Any) -> Any:
     """A value that holds traced components becomes one traced value; anything else is returned as it is."""
-    return from_leaves(x._type, x._leaves) if is_open(x) else x
+    if is_open(x):
+        return from_leaves(x._type, x._leaves)
+    if _jax.in_manual_mesh() and isinstance(ty := getattr(x, "_type", None), ValueType):
+        return _closed_over(ty, x)
+    return x
+
+
+def _closed_over(ty: ValueType, value: Any) -> Any:
+    """A concrete value inside a ``shard_map``: its components are cast to the manual mesh, as arrays are."""
+    if all(_jax.mesh_of(a).empty for a in ty.lo_ty()):
+        return value
+    leaves = [
+        pack_open(x) if isinstance(a, ValueType) else jax.numpy.copy(x)
+        for a, x in zip(ty.leaves, value._leaves, strict=True)
+    ]
+    return from_leaves(ty.with_leaves(list(map(_jax.typeof, leaves))), leaves)
 
 
 def as_operand(x: Any) -> Any:
@@ -283,7 +317,7 @@ def component_leaves(value: Any) -> list[Any]:
     ty = _jax.typeof(value)
 
     def make() -> Application:
-        rule = over_components("components", (ty,), _identity) if by_components(ty) else None
+        rule = over_components("components", (ty,), ty.leaves, _identity) if by_components(ty) else None
         return Derived("components", (ty,), ty.leaves, _identity, rule)
 
     return _made("open", ty, make).apply([value])
@@ -296,7 +330,10 @@ def _on_leaves(kind: str, ty: ValueType, fn: Any, masks: Any, on_view: Any, **sh
     """An application that acts on each leaf, and on what the value stands for, in the same way."""
     leaves = jax.jit(fn).trace(*ty.leaves).jaxpr.out_avals
     out = type(ty)(ty.decl, leaves, ty.tree, ty.statics, masks)
-    rule = over_components(kind, (ty,), fn) if by_components(ty) else over_views(kind, (ty,), lambda x: [on_view(x)])
+    if by_components(ty):
+        rule = over_components(kind, (ty,), (out,), fn)
+    else:
+        rule = over_views(kind, (ty,), (out,), lambda x: [on_view(x)])
     app = Derived(kind, (ty,), (out,), fn, rule)
     app.shown = shown
     return app
@@ -335,7 +372,64 @@ def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> 
     return out
 
 
-_jax.broadcast_hi = broadcast_batch
+def reshard(value: Any, sharding: Any) -> Any:
+    """``jax.sharding.reshard`` for values of declared types: each component moves as the whole does (explicit mode).
+
+    Args:
+      value: an array or a value.
+      sharding: ``Cls.P(...)``, or for a type that stands for an array the ``jax.P`` or ``NamedSharding`` of that array.
+
+    Raises:
+      TypeError: if the spec is one of another class.
+    """
+    if not isinstance(ty := _jax.typeof(value), ValueType):
+        return jax.sharding.reshard(value, sharding)
+    spec, mesh = ty.partition_spec(sharding)
+    on_mesh = (lambda s: jax.sharding.NamedSharding(mesh, s)) if mesh is not None else (lambda s: s)
+
+    def fn(*leaves: Any) -> list[Any]:
+        return [reshard(x, on_mesh(s) if isinstance(s, jax.P) else s) for x, s in zip(leaves, spec.leaves, strict=True)]
+
+    def make() -> Application:
+        return _on_leaves("reshard", ty, fn, ty.masks, lambda x: reshard(x, on_mesh(spec.dense)), sharding=spec)
+
+    (out,) = _made(("reshard", spec, mesh), ty, make).apply([value])
+    return out
+
+
+def rebatch(value: Any, size: int, src: Any, dst: Any, mesh_axis: Any = None) -> Any:
+    """A value mapped by ``src`` as one mapped by ``dst``: unmapped components are stacked. ``None`` if it cannot be done."""
+    if src == dst:
+        return value
+    if isinstance(src, int) and isinstance(dst, int) and not isinstance(_jax.typeof(value), ValueType):
+        return jax.numpy.moveaxis(value, src, dst)
+    if src is None:
+        return broadcast_batch(value, size, dst, mesh_axis) if isinstance(dst, int) else None
+    ty = _jax.typeof(value)
+    if not isinstance(ty, ValueType) or dst is None:
+        return None
+    old, new = _prim.leaf_specs(ty, src), _prim.leaf_specs(ty, dst) if not ty.has_own_axes else None
+    masks = ty.masks
+    if new is None:  # one batch axis, which some components lack
+        if not isinstance(dst, int) or not all(s is None or s == sum(m[:dst]) for s, m in zip(old, ty.masks, strict=True)):
+            return None
+        new = [sum(m[:dst]) for m in ty.masks]
+        masks = tuple((*m[:dst], True, *m[dst + 1 :]) for m in ty.masks)
+    pairs = list(zip(old, new, strict=True))
+    if any(b is None and a is not None for a, b in pairs):
+        return None
+
+    def fn(*leaves: Any) -> list[Any]:
+        return [rebatch(x, size, a, b, mesh_axis) for x, (a, b) in zip(leaves, pairs, strict=True)]
+
+    def make() -> Application:
+        return _on_leaves("rebatch", ty, fn, masks, lambda x: x)  # what it stands for has all batch axes already
+
+    (out,) = _made(("rebatch", size, src, dst, mesh_axis), ty, make).apply([value])
+    return out
+
+
+_jax.broadcast_hi, _jax.rebatch_hi = broadcast_batch, rebatch
 
 
 # --- what it stands for ------------------------------------------------------------------------------------------
@@ -378,6 +472,30 @@ def over_batch(ty: ValueType, body: Callable[[Any], Any]) -> Callable[..., Any]:
     return run
 
 
+def over_axes(body: Callable[[Any], Any], n: int) -> Callable[[Any], Any]:
+    """``body``, which makes a value of an array, mapped over the ``n`` leading axes of it."""
+
+    def run(x: Any) -> Any:
+        made: list[ValueType] = []
+
+        def one(x: Any) -> list[Any]:
+            with Opened():
+                out = body(x)
+            made.append(_jax.typeof(out))
+            return component_leaves(out)
+
+        f = one
+        for _ in range(n):
+            f = jax.vmap(f)
+        leaves = f(x)
+        (ty,) = made
+        for size in reversed(x.shape[:n]):
+            ty = ty.inc_rank(size, 0)
+        return ty.with_leaves(list(map(_jax.typeof, leaves))).of_leaves(leaves)
+
+    return run if n else body
+
+
 def dense_fn(ty: ValueType) -> Callable[..., Any]:
     """What a value stands for, as a function of its component leaves."""
     assert ty.decl.dense is not None
@@ -407,9 +525,9 @@ def dense(value: Any) -> Any:
     def make() -> Application:
         fn = dense_fn(ty)
         rule = (
-            over_components("dense", (ty,), lambda *xs: [fn(*xs)])
+            over_components("dense", (ty,), (ty.dense_type,), lambda *xs: [fn(*xs)])
             if by_components(ty)
-            else over_views("dense", (ty,), _identity)
+            else over_views("dense", (ty,), (ty.dense_type,), _identity)
         )
         try:
             traced = jax.jit(lambda *xs: [fn(*xs)]).trace(*ty.leaves)

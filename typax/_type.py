@@ -13,6 +13,7 @@ for each leaf and each batch axis, whether the leaf has that axis.
 """
 
 import math
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ import jax
 
 from typax import _axes, _jax
 from typax._axes import Axis, Bindings, Pattern
+from typax._spec import Axes, Pspec, of_array
 from typax._tangent import Tangent
 
 
@@ -80,19 +82,6 @@ class Declaration:
         return any(c.axes is not None and c.axes.variadic for c in self.components)
 
 
-@dataclass(frozen=True)
-class Axes(_jax.MappingSpec):
-    """A mapping spec with one entry for each component: ``typax.Axes(None, 0)``."""
-
-    entries: tuple[Any, ...]
-
-    def __init__(self, *entries: Any) -> None:
-        object.__setattr__(self, "entries", entries)
-
-    def __repr__(self) -> str:
-        return f"Axes({', '.join(map(repr, self.entries))})"
-
-
 class ValueType(_jax.HiType):
     """The type of a value of a declared class. Made by the library; `Cls.type(...)` builds one by hand."""
 
@@ -143,6 +132,14 @@ class ValueType(_jax.HiType):
             mine = [next(it) for _ in leaf.lo_ty()]
             leaves.append(with_los(leaf, mine))
         return self.with_leaves(leaves)
+
+    def with_statics(self, **statics: Any) -> "ValueType":
+        """The same type with other statics."""
+        names = [s.name for s in self.decl.statics]
+        if unknown := statics.keys() - set(names):
+            raise TypeError(f"{self.decl.cls.__name__} has no static {', '.join(sorted(unknown))}; it has {names}")
+        values = tuple(statics.get(n, v) for n, v in zip(names, self.statics, strict=True))
+        return type(self)(self.decl, self.leaves, self.tree, values, self.masks)
 
     def static(self, name: str) -> Any:
         return self.statics[[s.name for s in self.decl.statics].index(name)]
@@ -229,6 +226,7 @@ class ValueType(_jax.HiType):
     def bindings(self) -> Bindings:
         """The size and partition of every named axis. Raises a TypeError if the components contradict each other."""
         who, env = self.decl.cls.__name__, self.static_bindings
+        statics = frozenset(env)
         seen: dict[str, str] = {n: f"the static {n}" for n in env}
         todo = []
         for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
@@ -250,6 +248,9 @@ class ValueType(_jax.HiType):
                         f"{who}: axis {dim.name!r} is {_axes.show((env[dim.name],))} in {seen[dim.name]} but "
                         f"{_axes.show((axis,))} in {where}"
                     )
+        for dim, axis, _ in todo:  # an axis that no component shows is sharded as the component that it sizes
+            if axis.part is not None and (lead := dim.leading) in statics and env[lead].part is None:
+                env[lead] = Axis(env[lead].size, axis.part)
         for dim, axis, where in todo:
             want = _axes.evaluate(dim, env, who)
             if want != axis:
@@ -304,6 +305,8 @@ class ValueType(_jax.HiType):
         """The shape of what it stands for; for a record, the leading axes that all components share."""
         if not self.decl.is_record:
             return tuple(self.dense_type.shape)
+        if self.has_own_axes:
+            return tuple(a.size for a in self.batch)
         shapes = [a.shape for a in self.leaves]
         common = []
         for sizes in zip(*shapes, strict=False):
@@ -339,11 +342,20 @@ class ValueType(_jax.HiType):
 
     # --- tangents ---------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _tangent_types(self) -> tuple[Any, Any]:
+        return self.decl.tangent.tangent_type(self), self.decl.tangent.cotangent_type(self)
+
     def to_tangent_aval(self) -> Any:
-        return self.decl.tangent.tangent_type(self)
+        return self._tangent_types[0]
 
     def to_ct_aval(self) -> Any:
-        return self.decl.tangent.cotangent_type(self)
+        return self._tangent_types[1]
+
+    def admits(self, leaves: Sequence[Any]) -> bool:
+        """Whether the declaration admits components of these types."""
+        named = zip((c for c, _ in self.fields), leaves, strict=True)
+        return all(any(_admits(p, a) for p in c.patterns) for c, a in named)
 
     def vspace_zero(self) -> Any:
         return self.decl.tangent.zero(self)
@@ -465,6 +477,78 @@ class ValueType(_jax.HiType):
             out.extend(lo_axes(leaf, own))
         return out
 
+    # --- partitioning -----------------------------------------------------------------------------------------
+
+    def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
+        """The type that one device sees in a ``shard_map``."""
+        pairs = list(zip(self.leaves, self._partition_specs(spec), strict=True))
+        if spec.by_user and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
+            raise TypeError(
+                f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
+            )
+        leaves = [a.shard(mesh, manual_axes, check_vma, s) for a, s in pairs]
+        return self._resized(leaves, spec, lambda size, shards: size // shards, mesh)
+
+    def unshard(self, mesh: Any, check_vma: bool, spec: Any) -> Any:
+        """The type of the whole, from what one device sees."""
+        pairs = zip(self.leaves, self._partition_specs(spec), strict=True)
+        return self._resized(
+            [a.unshard(mesh, check_vma, s) for a, s in pairs], spec, lambda size, shards: size * shards, mesh
+        )
+
+    def nospec(self, mesh: Any, check_vma: bool, all_names: Any) -> Any:
+        """The partition spec of a residual of this type."""
+
+        def tangents(_: Any) -> tuple[Any, Any]:
+            return tuple(t.nospec(mesh, check_vma, all_names) for t in (self.to_tangent_aval(), self.to_ct_aval()))
+
+        return Pspec(self.decl, [a.nospec(mesh, check_vma, all_names) for a in self.leaves], f"{self} as it is", tangents)
+
+    def reshard(self, sharding: Any) -> Any:
+        """The type partitioned otherwise: by a spec of the class, or a sharding of what it stands for."""
+        spec, mesh = self.partition_spec(sharding)
+        pairs = zip(self.leaves, spec.leaves, strict=True)
+        leaves = [a.reshard(s) if _jax.is_hi(a) else _jax.repartitioned(a, s, mesh) for a, s in pairs]
+        return self.with_leaves(leaves)
+
+    def partition_spec(self, sharding: Any) -> tuple[Pspec, Any]:
+        """A spec of the class and a mesh (``None``: the one in force), from either or from a spec of what it stands for."""
+        mesh = getattr(sharding, "mesh", None)
+        given = getattr(sharding, "spec", sharding)
+        if isinstance(given, Pspec):
+            self._partition_specs(given)
+            return given, mesh
+        if not isinstance(given, jax.P) or self.decl.stands_for is None:
+            raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
+        parts = (*given, *(None,) * (self.ndim - len(given)))
+        full = of_array(self.decl.cls, parts)
+        if not self.n_batch:
+            return full, mesh
+        leaves = []
+        for (c, _), own, m in zip(self.fields, full.leaves, self.masks, strict=True):
+            rest = () if c.axes is None else tuple(own)[len(own) - c.axes.rank :]
+            leaves.append(jax.P(*(p for p, k in zip(parts, m, strict=False) if k), *rest) if isinstance(own, jax.P) else own)
+        return Pspec(self.decl, leaves, full.shown, full.tangents, full.dense, full.named), mesh
+
+    def _partition_specs(self, spec: Any) -> tuple[Any, ...]:
+        cls = self.decl.cls
+        if not isinstance(spec, Pspec) or cls not in (spec.decl.cls, getattr(spec.decl.cls, "_tangent_class", None)):
+            raise TypeError(f"a value of type {self} is partitioned by {cls.__name__}.P(...), not by {spec!r}")
+        if len(spec.leaves) != len(self.leaves):
+            raise TypeError(f"{spec!r} has {len(spec.leaves)} entries, but {self} has {len(self.leaves)} components")
+        return spec.leaves
+
+    def _resized(self, leaves: Sequence[Any], spec: Pspec, resize: Callable[[int, int], int], mesh: Any) -> Any:
+        """An axis that no component shows is a static: it changes with the shards."""
+        sizes = {}
+        for s, value in zip(self.decl.statics, self.statics, strict=True):
+            part = spec.named.get(s.name)
+            if part is not None:
+                sizes[s.name] = resize(
+                    value, math.prod(mesh.shape[n] for n in (part if isinstance(part, tuple) else (part,)))
+                )
+        return self.with_leaves(leaves).with_statics(**sizes).check()
+
     # --- printing ---------------------------------------------------------------------------------------------
 
     def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
@@ -531,22 +615,27 @@ def _removed_axis(big: tuple[int, ...], small: tuple[int, ...]) -> int | None:
 
 
 def _check_leaf(who: str, c: Component, leaf: Any) -> None:
-    for p in c.patterns:
-        if fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(leaf.dtype)):
-            return
-    raise TypeError(f"{who}: component {c} does not admit {leaf}")
+    if not any(_admits(p, leaf) for p in c.patterns):
+        raise TypeError(f"{who}: component {c} does not admit {leaf}")
+
+
+def _admits(p: Pattern, leaf: Any) -> bool:
+    return fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(leaf.dtype))
 
 
 def fits_class(cls: Any, aval: Any) -> bool:
     """Whether a value of type ``aval`` is one of an annotation's class."""
     if cls is Any or cls is object:
         return True
+    if typing_tree(cls):
+        return any(
+            fits_class(p.cls, aval) and (p.dtypes is None or p.admits(aval.dtype))
+            for a in typing.get_args(cls) if a is not ... for p in _axes.patterns(a, "")
+        )  # fmt: skip
     if isinstance(aval, ValueType):
         return isinstance(cls, type) and issubclass(aval.decl.cls, cls)
     if _jax.is_hi(aval):
         return False
-    if typing_tree(cls):
-        return True
     return cls is jax.Array or (isinstance(cls, type) and issubclass(jax.Array, cls))
 
 

@@ -21,8 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from typax import _axes, _interpret, _jax, _tangent
-from typax._structural import Opened, as_operand, component_leaves, dense, from_leaves, is_open, pack_open, permute_batch
+from typax import _axes, _interpret, _jax, _policies
+from typax._op import Op
+from typax._spec import Pspec, of_class
+from typax._structural import (
+    Opened,
+    as_operand,
+    component_leaves,
+    dense,
+    from_leaves,
+    is_open,
+    over_axes,
+    pack_open,
+    permute_batch,
+)
+from typax._tangent import Tangent
 from typax._type import MISSING, Component, Declaration, Static, ValueType, typing_tree
 
 
@@ -63,10 +76,13 @@ def _no_array(self: Any, *_: Any, **__: Any) -> Any:
 class Value(metaclass=ValueMeta):
     """Base class of hi values. Subclass it with annotated components, statics and a ``dense`` method.
 
-    Class keywords: ``name`` is how the type prints (default: the class name in lower case).
+    Class keywords: ``name`` is how the type prints (default: the class name in lower case); ``tangent`` is what a small
+    change of a value is: ``"dense"`` (the default), ``"componentwise"``, ``"itself"``, ``"none"``, or a `typax.Tangent`.
 
-    A component is annotated in jaxtyping's notation; any other annotated field is a static parameter of the type and must
-    be hashable.  The return annotation of ``dense`` says what a value stands for.
+    A component is annotated in jaxtyping's notation, by another value class, or as ``tuple[Any, ...]``; any other
+    annotated field is a static parameter of the type and must be hashable.  The return annotation of ``dense`` says what a
+    value stands for.  A class without ``dense`` is a record: it stands for the dict of what its components stand for, with
+    componentwise tangents.  Methods and properties are ops, in which components are open.
 
     Raises:
       TypeError: at the class statement, if the declaration cannot be understood or contradicts itself; when a value is
@@ -75,22 +91,32 @@ class Value(metaclass=ValueMeta):
 
     _declaration: ClassVar[Declaration]
     _hitype: ClassVar[type[ValueType]]
+    _tangent_class: ClassVar[Any]
 
-    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, *, name: str | None = None, tangent: Any = None, _components: tuple[Component, ...] | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
-        frame = sys._getframe(1)
-        cls._declaration = _declare(cls, name or cls.__name__.lower(), _axes.scope(frame))
-        props = {c.name: _opens(c.name) for c in cls._declaration.components}
-        statics = {s.name: _static_property(s.name) for s in cls._declaration.statics if s.name != "dtype"}
+        names = _axes.scope(sys._getframe(1))
+        name = name or cls.__name__.lower()
+        if _components is None:
+            cls._declaration = _declare(cls, name, tangent, names)
+            _install_from_dense(cls)
+        else:
+            order = tuple(c.name for c in _components)
+            cls._declaration = Declaration(cls, name, _components, (), order, tangent, None, None, None)
+        decl = cls._declaration
+        decl.tangent.check(cls)
+        props = {c.name: _opens(c.name) for c in decl.components}
+        statics = {s.name: _static_property(s.name) for s in decl.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
-        methods |= {"transpose": _jax.aval_method(cls.transpose)}
-        methods |= {"__jax_array__": _jax.aval_method(_no_array)}
-        cls._hitype = type(f"{cls.__name__}Type", (ValueType,), props | statics | methods)
-        body = cls._declaration.dense
-        if body is not None:
-            cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
-        cls.__signature__ = _signature(cls._declaration)  # type: ignore[attr-defined]
+        methods |= {"transpose": _jax.aval_method(cls.transpose), "__jax_array__": _jax.aval_method(_no_array)}
+        cls._hitype = type(f"{cls.__name__}Type", (ValueType,), props | statics | methods | _install_methods(cls, names))
+        cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
+        cls.__signature__ = _signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
+        if _components is None and decl.tangent.by_components:
+            cls._tangent_class = _companion(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls, decl = type(self), type(self)._declaration
@@ -129,11 +155,34 @@ class Value(metaclass=ValueMeta):
         return comps[0] if len(comps) == 1 else tuple(comps)
 
     @classmethod
-    def type(cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any) -> ValueType:
-        """The type of a value that stands for an array of this shape.
+    def type(cls, *args: Any, **kwargs: Any) -> ValueType:
+        """The type of a value that stands for an array; of a record, from the types of its components.
 
-        ``sharding`` is that of the array; axes that the shape does not show, and statics, go by keyword.
+        ``Cls.type(shape, dtype=None, *, sharding=None, **axes_and_statics)``: ``sharding`` is that of the array; axes that
+        the shape does not show, and statics, go by keyword.  ``Record.type(*component_types, **statics)``.
         """
+        if cls._declaration.is_record:
+            return _record_type(cls, args, kwargs)
+        return cls._array_type(*args, **kwargs)
+
+    @classmethod
+    def P(cls, *batch: Any, **named: Any) -> Pspec:
+        """A partition spec for ``jax.shard_map`` and `typax.reshard`, from the names of mesh axes.
+
+        ``QArray.P("i")`` partitions the first batch axis; ``QArray.P(None, n="i")`` a named axis, after as many positions as
+        there are batch axes. A record takes one spec for each component: ``Tup.P(jax.P("i"), QArray.P("i"))``.
+
+        Raises:
+          TypeError: for an axis that the class does not have, or one that cannot be partitioned.
+        """
+        spec = of_class(cls._declaration, batch, named)
+        spec.by_user = True
+        return spec
+
+    @classmethod
+    def _array_type(
+        cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any
+    ) -> ValueType:
         return _type_for(cls, tuple(shape), dtype, sharding, axes_and_statics)
 
     def __setattr__(self, name: str, _: Any) -> None:
@@ -193,8 +242,9 @@ class Value(metaclass=ValueMeta):
         """How the type prints in jaxprs."""
         decl = ty.decl
         if decl.is_record:
-            inner = ",".join(a.str_short(short_dtypes) for a in ty.leaves)
-            return f"{decl.name}{{{inner}}}"
+            named = len(decl.components) > 1 or not typing_tree(next(iter(decl.components)).patterns[0].cls)
+            parts = [(f"{c.name}:" if named else "") + a.str_short(short_dtypes) for c, a in ty.fields]
+            return f"{decl.name}{{{','.join(parts)}}}"
         pairs = zip(decl.statics, ty.statics, strict=True)
         extra = [_show_static(s, v) for s, v in pairs if not _same(s.default, v)]
         own = f"<{','.join(extra)}>" if extra else ""
@@ -205,7 +255,9 @@ class Value(metaclass=ValueMeta):
 
 def _transpose(value: Any, *permutation: Any) -> Any:
     ty = _jax.typeof(value)
-    perm = tuple(permutation[0]) if len(permutation) == 1 and not isinstance(permutation[0], int) else permutation
+    perm: Any = permutation
+    if len(perm) == 1 and not isinstance(perm[0], int):
+        perm = tuple(perm[0])
     perm = tuple(p % ty.ndim for p in perm) or tuple(reversed(range(ty.ndim)))
     n = ty.n_batch if ty.has_own_axes else ty.ndim
     if perm[n:] != tuple(range(n, ty.ndim)):
@@ -298,7 +350,118 @@ def _signature(decl: Declaration) -> inspect.Signature:
     return inspect.Signature(params)
 
 
-def _declare(cls: Any, name: str, names: Any) -> Declaration:
+def _companion(cls: Any) -> Any:
+    """The record of tangents of the components: as the class has them, of any dtype."""
+    components = tuple(
+        Component(
+            c.name, tuple(_axes.Pattern(p.cls if typing_tree(p.cls) else Any, None, p.axes, c.name) for p in c.patterns)
+        )
+        for c in cls._declaration.components
+    )
+    body = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}._tangent_class"}
+    name = f"{cls._declaration.name}.tangent"
+    policy = _policies.componentwise
+    return ValueMeta(f"{cls.__name__}Tangent", (Value,), body, name=name, tangent=policy, _components=components)
+
+
+def _install_from_dense(cls: Any) -> None:
+    """The classmethod ``from_dense``, written for one value, as an op over any batch axes; it stands for its argument."""
+    given = cls.__dict__.get("from_dense")
+    body = given.__func__ if isinstance(given, classmethod) else given or getattr(cls, "_from_dense_body", None)
+    if body is None:
+        return
+    if cls._declaration.is_record:
+        raise TypeError(f"{cls.__name__}.from_dense: a record stands for no single array")
+    rank = cls._declaration.stands_for.axes.rank
+    accepted = tuple(inspect.signature(body).parameters)[2:]
+
+    def from_dense(x: Any, **statics: Any) -> Any:
+        return over_axes(lambda x: body(cls, x, **statics), x.ndim - rank)(x)
+
+    op = Op(_identity, "from_dense")
+    op.add(from_dense, {})
+    cls._from_dense_body = staticmethod(body)
+    cls.from_dense = staticmethod(op)
+    cls._from_dense = staticmethod(lambda x, ty: op(x, **{n: ty.static(n) for n in accepted}))
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+# A dunder method is no op: it calls ops. These are those that JAX forwards from a tracer to its type.
+_FORWARDED = {
+    "__getitem__": "_getitem", "__len__": "_len", "__iter__": "_iter", "__bool__": "_bool", "__neg__": "_neg",
+    "__add__": "_add", "__radd__": "_radd", "__sub__": "_sub", "__rsub__": "_rsub", "__mul__": "_mul", "__rmul__": "_rmul",
+    "__truediv__": "_truediv", "__rtruediv__": "_rtruediv", "__matmul__": "_matmul", "__rmatmul__": "_rmatmul",
+}  # fmt: skip
+
+
+def _install_methods(cls: Any, names: Any) -> dict[str, Any]:
+    """Make ops of the public methods and properties; what tracers of the type are to have."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if base is not Value and isinstance(base, ValueMeta):
+            found |= vars(base)
+    on_tracers: dict[str, Any] = {}
+    for name, member in found.items():
+        if name in _FORWARDED and inspect.isfunction(member):
+            on_tracers[_FORWARDED[name]] = staticmethod(member)
+        elif name.startswith("_") or name in ("dense", "from_dense"):
+            continue
+        elif isinstance(member, property):
+            get = _property(cls, name, member)
+            setattr(cls, name, property(get, doc=member.__doc__))
+            on_tracers[name] = _jax.aval_property(get)
+        elif isinstance(member, Op) or (inspect.isfunction(member) and not hasattr(Value, name)):
+            op = member if isinstance(member, Op) else _method(name, member, ChainMap({cls.__name__: cls}, names))
+            setattr(cls, name, op)
+            on_tracers[name] = _jax.aval_method(op)
+        elif inspect.isfunction(member):
+            on_tracers[name] = _jax.aval_method(member)
+    return on_tracers
+
+
+def _method(name: str, body: Any, names: Any) -> Op:
+    op = Op(None, name)
+    op.__doc__ = body.__doc__
+    op.add(body, names)
+    return op
+
+
+class _Closed(Exception):
+    """Raised where a property asks for a component."""
+
+
+class _Statics:
+    """What a property can know of a value without opening it."""
+
+    def __init__(self, cls: Any, ty: ValueType) -> None:
+        self.__dict__.update(_cls=cls, _type=ty, **dict(zip((s.name for s in ty.decl.statics), ty.statics, strict=True)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "ndim", "size", "nbytes", "dtype"):
+            return getattr(self._type, name)
+        raise _Closed(name)
+
+
+def _property(cls: Any, name: str, member: property) -> Any:
+    """A property that reads statics only is what it returns; one that reads components is an op."""
+    op = Op(None, name)
+    assert member.fget is not None
+    body = member.fget
+    op.add(lambda self: body(self), {})
+
+    def get(value: Any) -> Any:
+        try:
+            return body(_Statics(cls, _jax.typeof(value)))
+        except _Closed:
+            return op(value)
+
+    return get
+
+
+def _declare(cls: Any, name: str, tangent: Any, names: Any) -> Declaration:
     who = cls.__name__
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
@@ -319,15 +482,29 @@ def _declare(cls: Any, name: str, names: Any) -> Declaration:
             statics.append(Static(field, getattr(cls, field, MISSING)))
     if not components:
         raise TypeError(f'{who} has no components; annotate one, for instance  x: Float[Array, "n"]')
-    stands_for, dtype_from, body = None, None, cls.__dict__.get("dense") or getattr(cls, "dense", None)
-    if body is not None and not hasattr(Value, "dense"):
+    bases = (b._declaration.dense for b in cls.__mro__[1:] if "_declaration" in vars(b))
+    stands_for, dtype_from, body = None, None, cls.__dict__.get("dense") or next(bases, None)
+    if body is not None:
         stands_for, dtype_from = _stands_for(cls, body, names, components, statics)
-    if stands_for is None:
-        raise TypeError(f"{who} has no dense method: annotate one that says what a value stands for")
     return Declaration(
         cls, name, tuple(components), tuple(statics), tuple(h for h in hints if _is_field(h, components, statics)),
-        _tangent.dense, stands_for, dtype_from, body,
+        _policy(cls, tangent, record=body is None), stands_for, dtype_from, body,
     )  # fmt: skip
+
+
+def _policy(cls: Any, tangent: Any, record: bool) -> Tangent:
+    if tangent is None:
+        return _policies.componentwise if record else _policies.dense_tangent
+    policy = _policies.shipped.get(tangent) if isinstance(tangent, str) else tangent
+    if not isinstance(policy, Tangent):
+        named = ", ".join(map(repr, _policies.shipped))
+        raise TypeError(f"{cls.__name__}: tangent={tangent!r} is none of {named}, nor an instance of a typax.Tangent")
+    if record and not (policy.by_components or isinstance(policy, _policies.NoTangent)):
+        raise TypeError(
+            f"{cls.__name__}: a record stands for no single array, so its tangents are componentwise, not {policy.name!r}; "
+            "give the class a dense method, or leave out tangent="
+        )
+    return policy
 
 
 def _is_field(name: str, components: Sequence[Component], statics: Sequence[Static]) -> bool:
@@ -365,6 +542,17 @@ def _stands_for(cls: Any, body: Any, names: Any, components: Any, statics: Any) 
     )
 
 
+def _record_type(cls: Any, components: tuple[Any, ...], statics: dict[str, Any]) -> ValueType:
+    decl = cls._declaration
+    if len(decl.components) == 1 and typing_tree(decl.components[0].patterns[0].cls):
+        components = (components,)
+    bound = _signature(decl).bind(*components, **statics)
+    bound.apply_defaults()
+    comps = tuple(bound.arguments[c.name] for c in decl.components)
+    leaves, tree = jax.tree.flatten(comps)
+    return cls._hitype(decl, leaves, tree, tuple(bound.arguments[s.name] for s in decl.statics)).check()
+
+
 def _type_for(cls: Any, shape: tuple[int, ...], dtype: Any, sharding: Any, given: dict[str, Any]) -> ValueType:
     decl = cls._declaration
     assert decl.stands_for is not None and decl.stands_for.axes is not None
@@ -397,3 +585,13 @@ def _type_for(cls: Any, shape: tuple[int, ...], dtype: Any, sharding: Any, given
     tree = jax.tree.structure(tuple(range(len(leaves))))
     statics = tuple(_static_value(s.name, values[s.name]) for s in decl.statics)
     return cls._hitype(decl, leaves, tree, statics).check()
+
+
+class Feedback(Value, name="fed", tangent=_policies.feedback):
+    """A tangent with error feedback: a value, and what it leaves out."""
+
+    value: Value
+    error: jax.Array
+
+
+_policies.feedback_record = Feedback

@@ -32,6 +32,11 @@ class QArray(Value, name="q8"):
     def dense(self) -> Float[Array, "*batch n"]:
         return (self.qvalue.astype(jnp.float32) * self.scale[..., None]).astype(self.dtype)
 
+    @classmethod
+    def from_dense(cls, x, dtype=None):
+        """Quantize; what `typax.retract` and quantized tangents are made by."""
+        return cls(*_round(x), dtype=dtype or x.dtype)
+
 
 def _identity(x: Any) -> Any:
     return x
@@ -43,6 +48,11 @@ def quantize(x: Float[Array, "*batch n"]) -> QArray:
 
     Differentiates as the identity (the straight-through estimator).
     """
+    return QArray(*_round(x), dtype=x.dtype)
+
+
+def _round(x: Any) -> tuple[Any, Any]:
+    """The codes and the scales."""
     x32 = lax.reduce_precision(x, 8, 7) if x.dtype == jnp.bfloat16 else x
     x32 = x32.astype(jnp.float32)
     absmax = jnp.max(jnp.abs(x32), axis=-1, initial=0.0)
@@ -51,7 +61,7 @@ def quantize(x: Float[Array, "*batch n"]) -> QArray:
     scale = jnp.maximum(absmax * jnp.float32(1 / 127), jnp.float32(2.0**-126))
     codes = jnp.round(jnp.clip(x32 * (1 / scale)[..., None], -127, 127))
     codes = jnp.where(bad[..., None], jnp.float32(0), codes).astype(jnp.int8)
-    return QArray(codes, jnp.where(bad, jnp.float32(jnp.nan), scale), dtype=x.dtype)
+    return codes, jnp.where(bad, jnp.float32(jnp.nan), scale)
 
 
 matmul = op(jnp.matmul, name="matmul")
