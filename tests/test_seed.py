@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _raw import (
-    Codes, CodesP, Lead, PairSpec, decode, encode, factors, outer, outer_product, pair, part, product,
-)  # fmt: skip
+from _raw import Codes, CodesP, Lead, PairSpec, decode, encode, factors, outer, outer_product, pair, part, product
 
 pytestmark = pytest.mark.core
 

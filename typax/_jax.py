@@ -252,7 +252,7 @@ broadcast_hi: Callable[..., Any]  # set by _structural
 
 def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
     """``batching.broadcast``, which makes a batch of what ``vmap`` did not map, hands hi values to an operation for arrays.
-    Those of declared types are stacked instead; everything else is left alone."""
+    Those are stacked instead; everything else is left alone."""
     if not is_hi_value(x):
         return _broadcast(x, size, axis, mesh_axis)
     return broadcast_hi(x, size, axis, mesh_axis)

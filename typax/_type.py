@@ -13,6 +13,7 @@ for each leaf and each batch axis, whether the leaf has that axis.
 """
 
 import math
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -212,6 +213,8 @@ class ValueType(_jax.HiType):
         first: dict[int, Any] = {}
         for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
             axes = _leaf_axes(leaf)
+            if axes is None:
+                continue
             if len(axes) < sum(mask):
                 raise TypeError(f"{self.decl.name}: component {c.name} has type {leaf}, which lacks a batch axis")
             for pos, k in enumerate(k for k, m in enumerate(mask) if m):
@@ -239,7 +242,7 @@ class ValueType(_jax.HiType):
                 raise TypeError(
                     f"{who}: component {c.name} has axes {str(c.axes)!r}, which does not fit {leaf} of rank {_ndim(leaf)}"
                 )
-            for dim, axis in zip(c.axes.dims, _leaf_axes(leaf)[lead:], strict=True):
+            for dim, axis in zip(c.axes.dims, (_leaf_axes(leaf) or ())[lead:], strict=True):
                 where = f"{c.name} ({leaf})"
                 if dim.name is None:
                     todo.append((dim, axis, where))
@@ -297,14 +300,14 @@ class ValueType(_jax.HiType):
             return decl.stands_for.dtype
         if decl.dtype_from == "dtype":
             return jax.numpy.dtype(self.static("dtype"))
-        return next(a.dtype for c, a in self.fields if c.name == decl.dtype_from)
+        return next(axes_type(a).dtype for c, a in self.fields if c.name == decl.dtype_from)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what it stands for; for a record, the leading axes that all components share."""
         if not self.decl.is_record:
             return tuple(self.dense_type.shape)
-        shapes = [a.shape for a in self.leaves]
+        shapes = [() if is_raw(a) and not has_axes(a) else tuple(axes_type(a).shape) for a in self.leaves]
         common = []
         for sizes in zip(*shapes, strict=False):
             if len(set(sizes)) != 1:
@@ -371,13 +374,13 @@ class ValueType(_jax.HiType):
         specs, k = self._checked(spec, adding=False)
         if k is None:
             return self.with_leaves(
-                [a if s is None else a.dec_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+                [a if s is None else a.dec_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
             if (s is None) == m[k] and not (s is not None and not m[k]):
                 raise TypeError(f"{self}: spec {spec!r} does not say which components have batch axis {k}")
-            leaves.append(a.dec_rank(size, sum(m[:k])) if m[k] else a)
+            leaves.append(a.dec_rank(size, own_spec(a, sum(m[:k]))) if m[k] else a)
             masks.append(m[:k] + m[k + 1 :])
         if size is not None and self.batch[k].size != size:
             raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
@@ -389,11 +392,11 @@ class ValueType(_jax.HiType):
         specs, k = self._checked(spec, adding=True)
         if k is None:
             return self.with_leaves(
-                [a if s is None else a.inc_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+                [a if s is None else a.inc_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            leaves.append(a if s is None else a.inc_rank(size, sum(m[:k])))
+            leaves.append(a if s is None else a.inc_rank(size, own_spec(a, sum(m[:k]))))
             masks.append((*m[:k], s is not None, *m[k:]))
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
 
@@ -454,15 +457,15 @@ class ValueType(_jax.HiType):
             return [axis] * len(self.leaves), self.masks
         return [sum(m[:axis]) for m in masks], tuple((*m[:axis], True, *m[axis:]) for m in masks)
 
-    def lo_axes(self, spec: Any) -> list[int | None]:
-        """For each lowered array the axis that a mapping spec maps (``None``: it is not mapped)."""
+    def lo_axes(self, spec: Any, size: int) -> list[int | None]:
+        """For each lowered array the axis, of this size, that a mapping spec maps (``None``: it is not mapped)."""
         if spec is None:
             return [None] * len(self.lo_ty())
         specs, k = self._checked(spec, adding=False)
         out: list[int | None] = []
         for leaf, s, m in zip(self.leaves, specs, self.masks, strict=True):
             own = s if k is None else (sum(m[:k]) if m[k] else None)
-            out.extend(lo_axes(leaf, own))
+            out.extend(lo_axes(leaf, None if own is None else own_spec(leaf, own), size))
         return out
 
     # --- printing ---------------------------------------------------------------------------------------------
@@ -485,13 +488,52 @@ def _forget_mesh(aval: Any) -> Any:
 
 
 def _ndim(aval: Any) -> int:
-    return int(aval.ndim)
+    return int(axes_type(aval).ndim)
 
 
-def _leaf_axes(aval: Any) -> tuple[Axis, ...]:
+def _leaf_axes(aval: Any) -> tuple[Axis, ...] | None:
     if isinstance(aval, ValueType) and aval.decl.is_record:
         return tuple(map(Axis, aval.shape))
-    return _axes.of_type(dense_type(aval))
+    if is_raw(aval) and not has_axes(aval):
+        return None
+    return _axes.of_type(dense_type(axes_type(aval)))
+
+
+def is_raw(aval: Any) -> bool:
+    """Whether a type is a hi type written by hand (`typax.hijax`)."""
+    return _jax.is_hi(aval) and not isinstance(aval, ValueType)
+
+
+def has_axes(aval: Any) -> bool:
+    """Whether a type written by hand has axes and a dtype: those of its tangents, if these are arrays."""
+    try:
+        tangent = aval.to_tangent_aval()
+    except NotImplementedError:
+        return False
+    return not _jax.is_hi(tangent) and tangent.dtype != _jax.float0
+
+
+def axes_type(aval: Any) -> Any:
+    """The type that has the axes and the dtype of ``aval``: for a type written by hand, that of its tangents."""
+    if not is_raw(aval):
+        return aval
+    if not has_axes(aval):
+        raise TypeError(
+            f"{aval} has no axes and no dtype, since its tangents are no arrays; annotate the class of its values alone"
+        )
+    return aval.to_tangent_aval()
+
+
+def own_spec(aval: Any, spec: Any) -> Any:
+    """A mapping spec as ``aval`` takes it: a type written by hand has its own for its leading axis."""
+    if spec != 0 or not is_raw(aval):
+        return spec
+    try:
+        return aval.leading_axis_spec()
+    except NotImplementedError:
+        raise NotImplementedError(
+            f"{aval} is to be mapped along its leading axis: implement {type(aval).__name__}.leading_axis_spec"
+        ) from None
 
 
 def dense_type(aval: Any) -> Any:
@@ -512,27 +554,36 @@ def with_los(aval: Any, los: Sequence[Any]) -> Any:
     return los[0] if not _jax.is_hi(aval) else aval
 
 
-def lo_axes(aval: Any, spec: Any) -> list[int | None]:
-    """For each array that a type lowers to, the axis that ``spec`` maps."""
+def lo_axes(aval: Any, spec: Any, size: int) -> list[int | None]:
+    """For each array that a type lowers to, the axis, of this size, that ``spec`` maps."""
     if isinstance(aval, ValueType):
-        return aval.lo_axes(spec)
+        return aval.lo_axes(spec, size)
     if not _jax.is_hi(aval):
         return [spec]
-    if spec is None:
-        return [None] * len(aval.lo_ty())
-    unit = aval.dec_rank(None, spec).lo_ty()  # a type written by hand: read the axis off its own rank change
-    return [_removed_axis(big.shape, small.shape) for big, small in zip(aval.lo_ty(), unit, strict=True)]
+    return [None] * len(aval.lo_ty()) if spec is None else _mapped_axes(aval, spec, size, lambda t: t.lo_ty())
 
 
-def _removed_axis(big: tuple[int, ...], small: tuple[int, ...]) -> int | None:
-    if len(big) == len(small):
-        return None
-    return next(i for i in range(len(big)) if big[:i] + big[i + 1 :] == small)
+def tangent_axis(aval: Any, spec: Any, size: int) -> Any:
+    """The axis along which the tangent of a value is mapped that is mapped by ``spec``."""
+    if spec is None or not is_raw(aval) or _jax.is_hi(aval.to_tangent_aval()):
+        return spec
+    return _mapped_axes(aval, spec, size, lambda t: [t.to_tangent_aval()])[0]
+
+
+def _mapped_axes(aval: Any, spec: Any, size: int, arrays: Callable[[Any], Sequence[Any]]) -> list[int | None]:
+    """Read off a type's own rank change where its arrays have the mapped axis: it is given a size that no axis has."""
+    have = [tuple(a.shape) for a in arrays(aval)]
+    mark = 1 + max((n for shape in have for n in shape), default=0)
+    marked = [tuple(a.shape) for a in arrays(aval.dec_rank(size, spec).inc_rank(mark, spec))]
+    for shape, new in zip(have, marked, strict=True):
+        if shape != tuple(size if n == mark else n for n in new):
+            raise TypeError(f"{aval}: dec_rank and inc_rank along {spec!r} are not each other's inverse")
+    return [new.index(mark) if mark in new else None for new in marked]
 
 
 def _check_leaf(who: str, c: Component, leaf: Any) -> None:
     for p in c.patterns:
-        if fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(leaf.dtype)):
+        if fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(axes_type(leaf).dtype)):
             return
     raise TypeError(f"{who}: component {c} does not admit {leaf}")
 
@@ -541,12 +592,11 @@ def fits_class(cls: Any, aval: Any) -> bool:
     """Whether a value of type ``aval`` is one of an annotation's class."""
     if cls is Any or cls is object:
         return True
-    if isinstance(aval, ValueType):
-        return isinstance(cls, type) and issubclass(aval.decl.cls, cls)
-    if _jax.is_hi(aval):
-        return False
     if typing_tree(cls):
-        return True
+        return any(fits_class(getattr(a, "array_type", a), aval) for a in typing.get_args(cls))
+    if _jax.is_hi(aval):
+        own = aval.decl.cls if isinstance(aval, ValueType) else _jax.value_class(aval)
+        return isinstance(cls, type) and issubclass(own, cls)
     return cls is jax.Array or (isinstance(cls, type) and issubclass(jax.Array, cls))
 
 
