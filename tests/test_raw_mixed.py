@@ -56,7 +56,7 @@ def test_it_is_built_and_checked():
         Shifted(encode(X), jnp.ones(4))
     with pytest.raises(TypeError, match=r"component base: Float32\[Codes, '\*batch m n'\] does not admit r1\[2,3\]"):
         Shifted(outer(jnp.ones(2), jnp.ones(3)), SHIFT)
-    with pytest.raises(TypeError, match="component base: .* does not admit float32"):
+    with pytest.raises(TypeError, match=r"component base: .* does not admit float32"):
         Shifted(X, SHIFT)
 
 

@@ -18,6 +18,7 @@ import jax
 
 from typax import _axes, _interpret, _jax, _prim
 from typax._axes import Pattern
+from typax._byhand import axes_type, has_axes, is_raw
 from typax._prim import Application, Cache, Linear, Mask
 from typax._structural import (
     Opened,
@@ -32,7 +33,7 @@ from typax._structural import (
     type_difference,
     views,
 )
-from typax._type import ValueType, axes_type, dense_type, fits_class, has_axes, is_raw, record_view
+from typax._type import ValueType, dense_type, fits_class, record_view
 
 
 @dataclass(frozen=True, eq=False)

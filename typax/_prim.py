@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _jax
-from typax._type import Axes, ValueType, is_raw, lo_axes, own_spec, tangent_axis, with_los
+from typax._byhand import is_raw, own_spec, tangent_axis
+from typax._type import Axes, ValueType, lo_axes, with_los
 
 type Mask = tuple[bool, ...]
 

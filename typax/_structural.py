@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from typax import _interpret, _jax, _prim
+from typax._byhand import has_axes, is_raw, own_spec, tangent_axis
 from typax._prim import Application, Cache, Linear, Mask
-from typax._type import ValueType, dense_type, has_axes, is_raw, lo_axes, own_spec, record_view, tangent_axis
+from typax._type import ValueType, dense_type, lo_axes, record_view
 
 # --- views and tangents --------------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class RawBroadcast(Application):
         spec = own_spec(ty, spec)
         self.shown, self.in_tys, self.out_tys = {"size": size}, (ty,), (ty.inc_rank(size, spec),)
         axes = lo_axes(self.out_tys[0], spec, size)
-        self.axis = tangent_axis(self.out_tys[0], spec, size) if has_axes(ty) else None
+        self.axis: Any = tangent_axis(self.out_tys[0], spec, size) if has_axes(ty) else None
 
         def fn(*los: Any) -> list[Any]:
             return [x if k is None else _jax.broadcast(x, size, k, None) for x, k in zip(los, axes, strict=True)]
@@ -345,7 +346,8 @@ class RawBroadcast(Application):
     def pullback(self, nonzero: Mask) -> Linear:
         return self._linear(lambda x: x.sum(self.axis))
 
-    transposed = pullback
+    def transposed(self, linear: Mask) -> Linear:
+        return self.pullback(linear)
 
 
 def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> Any:
