@@ -12,8 +12,9 @@ from typax.hijax import HiPrim, HiPspec, HiType, MappingSpec, ShapedArray, regis
 
 
 def like(aval: Any, shape: Any, dtype: Any, *parts: Any) -> Any:
-    """An array type on the mesh of ``aval``."""
-    return ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=aval.sharding.update(spec=jax.P(*parts)))
+    """An array type on the mesh of ``aval``; if that is an array type, varying as it does."""
+    given = {"shape": tuple(shape), "dtype": jnp.dtype(dtype), "sharding": aval.sharding.update(spec=jax.P(*parts))}
+    return aval.update(**given, weak_type=False) if isinstance(aval, ShapedArray) else ShapedArray(**given)
 
 
 def show(name: str, ty: Any) -> str:

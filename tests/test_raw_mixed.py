@@ -8,11 +8,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _raw import Codes, Lead, Outer, PairSpec, Typed, decode, encode, factors, like, outer, pair, part, product
+from _raw import (
+    Codes,
+    CodesP,
+    Decode,
+    Lead,
+    Outer,
+    PairSpec,
+    Typed,
+    decode,
+    encode,
+    factors,
+    like,
+    outer,
+    pair,
+    part,
+    product,
+)
 from jaxtyping import Array, Float, Float32
 
 import typax
-from typax import QArray, Value, dense, quantize
+from typax import QArray, Value, dense, hijax, quantize
 
 pytestmark = pytest.mark.core
 
@@ -142,6 +158,18 @@ def test_a_value_without_a_leading_axis_names_the_method_that_it_lacks():
         jax.vmap(lambda _: v)(jnp.ones(3))
 
 
+def test_it_is_mapped_along_its_leading_axis_only():
+    close(dense(VS.transpose(0, 1, 2)), dense(VS))
+    deep = Shifted(encode(jnp.ones((4, 5, 2, 3))), jnp.ones((4, 5, 3)))
+    close(jax.vmap(jax.vmap(dense))(deep), dense(deep))
+    with pytest.raises(
+        TypeError, match=r"q8\[4,5,2,3\] can be mapped along its leading axis only \(Lead\(\)\), not along axis 1"
+    ):
+        jax.vmap(dense, in_axes=1)(deep)
+    with pytest.raises(TypeError, match=r"cannot permute q8\[4,5,2,3\] by \(1, 0, 2, 3\)"):
+        jax.vmap(lambda v: v, out_axes=1)(deep)
+
+
 # --- an op takes and gives values written by hand --------------------------------------------------------------------
 
 
@@ -229,6 +257,50 @@ def test_shardings_pass():
         v = Shifted(encode(x), SHIFT)
         assert str(jax.typeof(v)) == "shifted[8@i,3]" and str(jax.typeof(dense(v))) == "float32[8@i,3]"
         assert str(jax.typeof(jax.grad(square(dense))(v))) == "float32[8@i,3]"
+
+
+def test_shard_map():
+    with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))):
+        x = jax.device_put(jnp.arange(24.0).reshape(8, 3) + 1, jax.P("i"))
+        specs = {"in_specs": (jax.P("i"), CodesP(jax.P())), "out_specs": jax.P("i")}
+        close(jax.jit(jax.shard_map(lambda x, w: matmul(x, w), **specs))(x, W), x @ decode(W))
+        q = jax.jit(jax.shard_map(lambda x: to_codes(x), in_specs=jax.P("i"), out_specs=CodesP(jax.P("i"))))(x)
+        assert str(jax.typeof(q)) == "q8[8@i,3]"
+
+
+def test_nested_transformations():
+    xs = jnp.stack([ACTS, 2 * ACTS, 3 * ACTS])
+    both = jax.vmap(jax.vmap(matmul, (0, None)), (None, Lead()), axis_size=2)
+    close(both(xs, WS)[1, 2], 6 * Y)
+    want = jnp.stack([2 * 14 * ACTS.T @ Y, 4 * 14 * ACTS.T @ Y])  # 14 = 1 + 2^2 + 3^2
+    close(jax.jit(jax.grad(square(lambda w: both(xs, w))))(WS), want)
+    stacks = encode(jnp.stack([decode(WS)] * 3))
+    twice = jax.vmap(jax.vmap(matmul, (None, Lead()), axis_size=2), (None, Lead()), axis_size=3)
+    close(twice(ACTS, stacks)[2], jnp.stack([Y, 2 * Y]))
+
+
+class DecodeLinear(Decode):
+    """With forward-mode rules too."""
+
+    def jvp(self, primals, tangents):
+        return self(*primals), hijax.instantiate_zeros(tangents[0])
+
+    lin, linearized = hijax.linearize_from_jvp
+    vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
+
+
+@typax.op(reference=lambda x, w: x @ DecodeLinear.on(w))
+def matmul_both_ways(x: Float[Array, "*b k"], w: Float[Codes, "k n"]):
+    return product(x, w)
+
+
+def test_forward_mode():
+    f, w = matmul_both_ways, decode(W)
+    close(jax.jvp(f, (ACTS, W), (ACTS, w))[1], 2 * Y)
+    close(jax.linearize(f, ACTS, W)[1](ACTS, w), 2 * Y)
+    close(jax.jvp(jax.vmap(f, (None, Lead()), axis_size=2), (ACTS, WS), (ACTS, decode(WS)))[1][1], 4 * Y)
+    close(jax.jit(jax.grad(square(jax.checkpoint(f)), argnums=1))(ACTS, W), 2 * ACTS.T @ Y)
+    assert jax.hessian(lambda x: square(f)(x, W))(ACTS).shape == (2, 3, 2, 3)
 
 
 # --- a primitive written by hand takes and gives declared values -----------------------------------------------------

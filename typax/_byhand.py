@@ -38,14 +38,19 @@ def axes_type(aval: Any) -> Any:
 
 def own_spec(aval: Any, spec: Any) -> Any:
     """A mapping spec as ``aval`` takes it: a type written by hand has its own for its leading axis."""
-    if spec != 0 or not is_raw(aval):
+    if not isinstance(spec, int) or not is_raw(aval):
         return spec
     try:
-        return aval.leading_axis_spec()
+        leading = aval.leading_axis_spec()
     except NotImplementedError:
         raise NotImplementedError(
             f"{aval} is to be mapped along its leading axis: implement {type(aval).__name__}.leading_axis_spec"
         ) from None
+    if isinstance(leading, int):  # it knows axes by number
+        return spec
+    if spec != 0:
+        raise TypeError(f"{aval} can be mapped along its leading axis only ({leading!r}), not along axis {spec}")
+    return leading
 
 
 def tangent_axis(aval: Any, spec: Any, size: int) -> Any:

@@ -280,10 +280,27 @@ _SHOWS_PARAMS = hasattr(_HiPrim, "pp_params")
 
 
 class HiPrim(_HiPrim):
-    """A primitive on hi values; see `typax.hijax`.
+    """Base class of primitives on hi values, applied by calling an instance.
 
-    JAX itself calls some rules with other signatures on older versions: where it does, those that a subclass defines
-    are wrapped here.
+    A subclass sets these in ``__init__``, then calls ``super().__init__()``: ``in_avals``, a tuple with the type (or pytree
+    of types) of each operand; ``out_aval``, that of the result; ``params``, a dict of hashable values, which become
+    attributes; ``effects``, if it has any.  Two primitives are equal if their classes, parameters and effects are.
+
+    ``expand(*args)`` is the implementation; values are open in it.  The other methods are rules, traced code, each needed by
+    the transformations named; ``nzs_in`` tells which operands have tangents, and `Zero` stands for a tangent that vanishes:
+
+    - ``vjp_fwd(nzs_in, *args) -> (out, residuals)``, ``vjp_bwd_retval(residuals, ct) -> cts``: grad.  Instead of the second,
+      ``vjp_bwd(residuals, ct, *accums)``, which adds to a `GradAccum` for each operand, or
+      ``vjp_bwd_retval_logs(residuals, ct) -> (cts, logs)``.
+    - ``jvp(primals, tangents) -> (out, tangent)``: jvp, checkpoint.
+    - ``lin(nzs_in, *args) -> (out, residuals)``, ``linearized(residuals, *tangents) -> tangent``: linearize.
+    - ``transpose(ct, *args)``: transposition; a linear operand is a `GradAccum`, to which its cotangent is added.
+    - ``batch(axis_data, args, dims) -> (out, out_dims)``: vmap; a dim is ``None``, an int, or a `MappingSpec` of a hi value.
+    - ``remat(trace, *args) -> (out, residuals, again)``, with ``again(residuals, *args) -> out``: what a checkpoint keeps.
+    - ``dce(used_outs, live_ins) -> (used_ins, produced_outs, primitive or None)``: dead code.
+    - ``pp_params() -> dict``: what is shown.
+
+    Where an older JAX calls a rule otherwise, those that a subclass defines are wrapped.
     """
 
     __module__ = "typax.hijax"
@@ -299,7 +316,9 @@ class HiPrim(_HiPrim):
             cls.vjp_bwd_retval, cls.vjp_bwd_retval_logs = own["vjp_bwd_retval_logs"], True
 
     def __call__(self, *args: Any) -> Any:
-        return super().__call__(*(jax.tree.map(_as_operand, a) for a in args))
+        if any(type(x) in _operands for x in jax.tree.leaves(args)):
+            args = jax.tree.map(_as_operand, args)
+        return super().__call__(*args)
 
     if not _DCE_SEES_INPUTS:
 
@@ -393,9 +412,9 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-unmap_avals = getattr(hijax, "unmap_avals", _unmap_avals)
-bdims_at_front = getattr(hijax, "bdims_at_front", _bdims_at_front)
-vmap_rule = getattr(hijax, "vmap_rule", _vmap_rule)
+unmap_avals: Callable[..., Any] = getattr(hijax, "unmap_avals", _unmap_avals)
+bdims_at_front: Callable[..., Any] = getattr(hijax, "bdims_at_front", _bdims_at_front)
+vmap_rule: Callable[..., Any] = getattr(hijax, "vmap_rule", _vmap_rule)
 
 
 def _vjp_fwd_from_lin(self: Any, nzs_in: Any, *primals: Any) -> Any:

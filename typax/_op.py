@@ -429,7 +429,8 @@ class OpApplication(Application):
             raise TypeError(f"{self.name}: its reference {name} gives {len(want)} results, the implementation {len(got)}")
         for w, g in zip(want, got, strict=True):
             if is_raw(g) and has_axes(g) and not _jax.is_hi(w):
-                g = axes_type(g)  # a value written by hand stands for itself, or for an array as its tangents are
+                # A value written by hand stands for itself, or for an array as its tangents are.
+                g = _jax.with_varying(axes_type(g), [w])
             if difference := type_difference(w, g):
                 raise TypeError(
                     f"{self.name} of {_show(self.in_tys)}: the implementation gives {g}, but its reference {name} gives "

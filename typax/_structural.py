@@ -305,7 +305,12 @@ def _on_leaves(kind: str, ty: ValueType, fn: Any, masks: Any, on_view: Any, **sh
 
 def permute_batch(value: Any, perm: Sequence[int]) -> Any:
     """Permute the batch axes of a value: ``jax.vmap`` asks so for a hi result at another axis than the first."""
-    if not isinstance(ty := _jax.typeof(value), ValueType):
+    ty = _jax.typeof(value)
+    if is_raw(ty):
+        if list(perm) != sorted(perm):
+            raise TypeError(f"cannot permute {ty} by {tuple(perm)}: a type written by hand has its leading axis only")
+        return value
+    if not isinstance(ty, ValueType):
         return jax.numpy.transpose(value, tuple(perm))
     perms, masks = ty.permuted(perm)
 
