@@ -1,5 +1,6 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
+from typax import hijax
 from typax._lift import Receipt, lift
 from typax._op import Op, op
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
@@ -28,6 +29,7 @@ __all__ = [
     "dense",
     "dot_general",
     "gather",
+    "hijax",
     "lift",
     "matmul",
     "op",

@@ -4,13 +4,15 @@ Every difference between JAX versions lives here.  Features are probed for, neve
 workaround steps aside as soon as JAX closes the hole it is for.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, api, config, core, dtypes, source_info_util
-from jax._src.ad_util import add_jaxvals as _add_jaxvals
+from jax._src import ad_checkpoint, ad_util, api, config, core, dtypes, source_info_util
+from jax._src.hijax import Static
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
@@ -23,13 +25,24 @@ Primitive = core.Primitive
 Literal = core.Literal
 Zero = hijax.Zero
 GradAccum = hijax.GradAccum
+NullAccum = hijax.NullAccum
+RefAccum = hijax.RefAccum
+ValAccum = hijax.ValAccum
+AbstractValue = hijax.AbstractValue
+AbstractRef = hijax.AbstractRef
+TransformedRef = hijax.TransformedRef
 HiType = hijax.HiType
 HiPspec = hijax.HiPspec
 MappingSpec = hijax.MappingSpec
 aval_method = hijax.aval_method
 aval_property = hijax.aval_property
-# The class of primitives was called VJPHiPrimitive until JAX 0.11.2.
-HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
+register_hitype = hijax.register_hitype
+instantiate_zeros = hijax.instantiate_zeros
+is_undefined_primal = hijax.is_undefined_primal
+control_flow_allowed_effects = hijax.control_flow_allowed_effects
+linearize_from_jvp = hijax.linearize_from_jvp
+vjp_from_jvp = hijax.vjp_from_jvp
+jvp_from_lin = hijax.jvp_from_lin
 ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = _jit_p
@@ -39,14 +52,43 @@ sum_axis = batching.sum_axis
 eval_context = core.eval_context
 
 
+_operands: dict[type, Callable[[Any], Any]] = {}
+
+
 def register(cls: type, typeof: Callable[[Any], Any], canonicalize: Callable[[Any], Any]) -> None:
     """Tell JAX about a class of hi values: the type of each, and what to make of one that is an operand."""
     core.pytype_aval_mappings[cls] = typeof
+    _operands[cls] = canonicalize
     dtypes.register_canonicalize_value_handler(cls, canonicalize)
 
 
 def is_hi(aval: Any) -> bool:
     return isinstance(aval, HiType)
+
+
+_ARRAY_PACKAGES = {"builtins", "jax", "jaxlib", "ml_dtypes", "numpy"}
+
+
+def is_hi_class(cls: Any) -> bool:
+    """Whether ``cls`` is registered as the class of values of a hi type."""
+    return (
+        isinstance(cls, type)
+        and cls in core.pytype_aval_mappings
+        and cls.__module__.partition(".")[0] not in _ARRAY_PACKAGES
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def value_class(aval: Any) -> type:
+    """The class of the values of a hi type: that of what it raises."""
+    found: list[type] = []
+
+    def raises(*los: Any) -> tuple[()]:
+        found.append(type(aval.raise_val(*los)))
+        return ()
+
+    jax.jit(raises).trace(*aval.lo_ty())
+    return found[0]
 
 
 def trace_key() -> Any:
@@ -88,7 +130,7 @@ def current_trace() -> Any:
 
 
 def instantiate(x: Any) -> Any:
-    return hijax.instantiate_zeros(x) if isinstance(x, Zero) else x
+    return instantiate_zeros(x) if isinstance(x, Zero) else x
 
 
 def zeros(aval: Any) -> Any:
@@ -98,7 +140,7 @@ def zeros(aval: Any) -> Any:
 
 def add(x: Any, y: Any) -> Any:
     """The sum of two tangents, hi or not."""
-    return _add_jaxvals(x, y)
+    return ad_util.add_jaxvals(x, y)
 
 
 def partition(aval: Any) -> tuple[Any, ...]:
@@ -245,7 +287,7 @@ rebatch_hi: Callable[..., Any]
 
 def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
     """``batching.broadcast``, which makes a batch of what ``vmap`` did not map, hands hi values to an operation for arrays.
-    Those of declared types are stacked instead; everything else is left alone."""
+    Those are stacked instead; everything else is left alone."""
     if not is_hi_value(x):
         return _broadcast(x, size, axis, mesh_axis)
     return broadcast_hi(x, size, axis, mesh_axis)
@@ -270,3 +312,195 @@ def is_hi_value(x: Any) -> bool:
         return is_hi(typeof(x))
     except (TypeError, ValueError):
         return False
+
+
+# --- the raw API, with one signature on every version (its names are listed in typax.hijax) ---------------------------
+
+# The class of primitives was called VJPHiPrimitive until JAX 0.11.2.
+_HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
+_DCE_SEES_INPUTS = "live_ins" in inspect.signature(_HiPrim.dce).parameters
+_REMAT_HAS_RESIDUALS = len(_HiPrim.remat(lambda: None, None)) == 3
+_LOGS_ARE_A_METHOD = callable(_HiPrim.vjp_bwd_retval_logs)
+_SHOWS_PARAMS = hasattr(_HiPrim, "pp_params")
+
+
+class HiPrim(_HiPrim):
+    """Base class of primitives on hi values, applied by calling an instance.
+
+    A subclass sets these in ``__init__``, then calls ``super().__init__()``: ``in_avals``, a tuple with the type (or pytree
+    of types) of each operand; ``out_aval``, that of the result; ``params``, a dict of hashable values, which become
+    attributes; ``effects``, if it has any.  Two primitives are equal if their classes, parameters and effects are.
+
+    ``expand(*args)`` is the implementation; values are open in it.  The other methods are rules, traced code, each needed by
+    the transformations named; ``nzs_in`` tells which operands have tangents, and `Zero` stands for a tangent that vanishes:
+
+    - ``vjp_fwd(nzs_in, *args) -> (out, residuals)``, ``vjp_bwd_retval(residuals, ct) -> cts``: grad.  Instead of the second,
+      ``vjp_bwd(residuals, ct, *accums)``, which adds to a `GradAccum` for each operand, or
+      ``vjp_bwd_retval_logs(residuals, ct) -> (cts, logs)``.
+    - ``jvp(primals, tangents) -> (out, tangent)``: jvp, checkpoint.
+    - ``lin(nzs_in, *args) -> (out, residuals)``, ``linearized(residuals, *tangents) -> tangent``: linearize.
+    - ``transpose(ct, *args)``: transposition; a linear operand is a `GradAccum`, to which its cotangent is added.
+    - ``batch(axis_data, args, dims) -> (out, out_dims)``: vmap; a dim is ``None``, an int, or a `MappingSpec` of a hi value.
+    - ``remat(trace, *args) -> (out, residuals, again)``, with ``again(residuals, *args) -> out``: what a checkpoint keeps.
+    - ``dce(used_outs, live_ins) -> (used_ins, produced_outs, primitive or None)``: dead code.
+    - ``pp_params() -> dict``: what is shown.
+
+    Where an older JAX calls a rule otherwise, those that a subclass defines are wrapped.
+    """
+
+    __module__ = "typax.hijax"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "dce" in own and not _DCE_SEES_INPUTS:
+            cls.dce = _dce_with_inputs(own["dce"])
+        if "remat" in own and not _REMAT_HAS_RESIDUALS:
+            cls.remat = _remat_with_residuals(own["remat"])
+        if callable(own.get("vjp_bwd_retval_logs")) and not _LOGS_ARE_A_METHOD:
+            cls.vjp_bwd_retval, cls.vjp_bwd_retval_logs = own["vjp_bwd_retval_logs"], True
+
+    def __call__(self, *args: Any) -> Any:
+        if any(type(x) in _operands for x in jax.tree.leaves(args)):
+            args = jax.tree.map(_as_operand, args)
+        return super().__call__(*args)
+
+    if not _DCE_SEES_INPUTS:
+
+        def dce(self, used_outs: Any, live_ins: Any = None) -> Any:
+            # An effect counts, whether or not a result is used.
+            return (True, True, self) if self.effects else super().dce(used_outs)
+
+    if not _REMAT_HAS_RESIDUALS:
+
+        def remat(self, trace: Any, *args: Any) -> Any:
+            if type(self).remat is HiPrim.remat:  # JAX calls
+                return super().remat(trace, *args)
+            return self(*args), (), lambda _, *args: self(*args)
+
+    if not _SHOWS_PARAMS:
+
+        def pp_params(self) -> dict[str, Any]:
+            return {k: v for k, v in self.params.items() if not k.startswith("_")}
+
+        def __repr__(self) -> str:
+            return f"{type(self).__name__}[{self.pp_params()}]"
+
+
+def _dce_with_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def dce(self: Any, used_outs: Any, live_ins: Any = None) -> Any:
+        if live_ins is None:  # JAX does not say: all may be read
+            live_ins = self.in_tree.unflatten([True] * self.in_tree.num_leaves)
+        return rule(self, used_outs, live_ins)
+
+    return dce
+
+
+def _remat_with_residuals(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def remat(self: Any, trace: Any, *args: Any) -> Any:
+        out, residuals, again = rule(self, trace, *args)
+        if type(self).remat is not remat:  # a subclass calls
+            return out, residuals, again
+        return out, lambda *args: again(residuals, *args)
+
+    return remat
+
+
+def _as_operand(x: Any) -> Any:
+    handler = _operands.get(type(x))
+    return x if handler is None else handler(x)
+
+
+def _unmap_avals(axis_data: Any, avals: Any, dims: Any) -> Any:
+    def unmap(a: Any, d: Any) -> Any:
+        return core.unmapped_aval(axis_data.size, d, a, axis_data.explicit_mesh_axis)
+
+    return jax.tree.map(unmap, avals, dims)
+
+
+def _bdims_at_front(axis_data: Any, args: Any, dims: Any) -> Any:
+    def front(x: Any, d: Any) -> Any:
+        return batching.bdim_at_front(x, d, axis_data.size, axis_data.explicit_mesh_axis)
+
+    return jax.tree.map(front, args, dims)
+
+
+def _vmap_rule(
+    axis_data: Any, f: Callable[..., Any], in_axes: Any, out_axes: Any, *, sum_match: bool = False
+) -> Callable[..., Any]:
+    special = (batching.sum_axis, batching.infer)
+    infer = any(d is batching.infer for d in jax.tree.leaves(out_axes))
+    spmd = axis_data.spmd_name or axis_data.explicit_mesh_axis
+    vmapped = api.vmap(
+        f, in_axes, out_axes, axis_name=axis_data.name, axis_size=axis_data.size, spmd_axis_name=spmd, sum_match=sum_match
+    )
+
+    def mapped(d: Any, x: Any) -> Any:
+        return Zero(core.mapped_aval(axis_data.size, d, x.aval)) if isinstance(x, Zero) else x
+
+    def unmapped(d: Any, x: Any) -> Any:
+        known = isinstance(x, Zero) and not any(d is s for s in special)
+        return Zero(_unmap_avals(axis_data, x.aval, d)) if known else x
+
+    def batched(*args: Any) -> Any:
+        args = jax.tree.map(mapped, in_axes, args, is_leaf=_is_none)
+        out, inferred = vmapped(*args) if infer else (vmapped(*args), None)
+        out = jax.tree.map(unmapped, out_axes, out, is_leaf=_is_none)
+        return (out, inferred) if infer else out
+
+    return batched
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+unmap_avals: Callable[..., Any] = getattr(hijax, "unmap_avals", _unmap_avals)
+bdims_at_front: Callable[..., Any] = getattr(hijax, "bdims_at_front", _bdims_at_front)
+vmap_rule: Callable[..., Any] = getattr(hijax, "vmap_rule", _vmap_rule)
+
+
+def _vjp_fwd_from_lin(self: Any, nzs_in: Any, *primals: Any) -> Any:
+    out, residuals, *rest = self.lin(nzs_in, *primals)
+    return out, (residuals, Static(nzs_in)), *rest
+
+
+def _vjp_bwd_from_lin(self: Any, residuals: Any, out_ct: Any) -> Any:
+    """Transposes the linear map in the operands that have tangents; the others' are symbolic zeros."""
+    residuals, nonzero = residuals[0], self.in_tree.flatten_up_to(residuals[1].val)
+
+    def with_zeros(ts: Any) -> Any:
+        it = iter(ts)
+        pairs = zip(self.in_avals_flat, nonzero, strict=True)
+        return self.in_tree.unflatten([next(it) if n else Zero(a.to_tangent_aval()) for a, n in pairs])
+
+    def filled(tree: Any) -> Any:
+        return jax.tree.map(instantiate, tree, is_leaf=is_zero)
+
+    def linear(*ts: Any) -> Any:
+        return filled(self.linearized(residuals, *with_zeros(ts)))
+
+    own = [a.to_tangent_aval() for a, n in zip(self.in_avals_flat, nonzero, strict=True) if n]
+    return with_zeros(api.linear_transpose(linear, *map(ad_util.zeros_like_aval, own))(filled(out_ct)))
+
+
+def _keeps_nonzero(pair: Any) -> bool:
+    """Whether `vjp_from_lin` remembers which operands have tangents; else it transposes in integers too, and fails."""
+
+    class Lin:
+        def lin(self, nzs_in: Any, x: Any) -> Any:
+            return x, None
+
+    return pair.vjp_fwd(Lin(), (False,), 0)[1] is not None
+
+
+vjp_from_lin = hijax.vjp_from_lin
+if not _keeps_nonzero(vjp_from_lin):
+    vjp_from_lin = type(vjp_from_lin)(_vjp_fwd_from_lin, _vjp_bwd_from_lin)
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a tangent or cotangent is a symbolic zero."""
+    return isinstance(x, Zero)

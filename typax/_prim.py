@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _jax
+from typax._byhand import is_raw, own_spec, tangent_axis
 from typax._spec import Axes
 from typax._type import ValueType, lo_axes, with_los
 
@@ -109,15 +110,15 @@ def raise_open(ty: Any, los: Sequence[Any]) -> Any:
 # --- mapping -----------------------------------------------------------------------------------------------------
 
 
-def view_axes(ty: Any, spec: Any) -> list[Any]:
+def view_axes(ty: Any, spec: Any, size: int) -> list[Any]:
     """The mapped axis of each tangent leaf of a value that is mapped by ``spec``."""
     if not has_tangent(ty):
         return []
     if isinstance(ty, ValueType) and ty.decl.tangent.by_components:
-        return [s for leaf, own in zip(ty.leaves, leaf_specs(ty, spec), strict=True) for s in view_axes(leaf, own)]
+        return [s for leaf, own in zip(ty.leaves, leaf_specs(ty, spec), strict=True) for s in view_axes(leaf, own, size)]
     if isinstance(ty, ValueType) and isinstance(spec, Axes):
         spec = next((e for e in spec.entries if e is not None), None)
-    return [spec]
+    return [tangent_axis(ty, spec, size)]
 
 
 def leaf_specs(ty: ValueType, spec: Any) -> list[Any]:
@@ -134,7 +135,11 @@ def join_spec(ty: Any, axes: Sequence[int | None]) -> Any:
     """The spec of a result whose lowered arrays are mapped along ``axes`` (each 0 or ``None``)."""
     if all(a is None for a in axes):
         return None
-    if not isinstance(ty, ValueType) or ty.has_own_axes or all(a is not None for a in axes):
+    if is_raw(ty):
+        return own_spec(ty, 0)
+    if not isinstance(ty, ValueType) or ty.has_own_axes:
+        return 0
+    if all(a is not None for a in axes) and not any(map(is_raw, ty.leaves)):
         return 0
     it = iter(axes)
     return Axes(*(join_spec(leaf, [next(it) for _ in leaf.lo_ty()]) for leaf in ty.leaves))
@@ -147,13 +152,13 @@ class Batched(Application):
         self.base, self.dims, self.axis = base, dims, axis
         self.name, self.shown, self.effects = base.name, base.shown, base.effects
         self.in_tys = tuple(in_tys)
-        in_axes = [a for t, d in zip(in_tys, dims, strict=True) for a in lo_axes(t, d)]
+        size = axis[1]
+        in_axes = [a for t, d in zip(in_tys, dims, strict=True) for a in lo_axes(t, d, size)]
         mapped = {i for i, a in enumerate(in_axes) if a is not None}
         out = iter([0 if deps & mapped else None for deps in base.deps])
         self.out_dims = tuple(join_spec(t, [next(out) for _ in t.lo_ty()]) for t in base.out_tys)
-        size = axis[1]
         tys = [t if d is None else t.inc_rank(size, d) for t, d in zip(base.out_tys, self.out_dims, strict=True)]
-        out_axes = [a for t, d in zip(tys, self.out_dims, strict=True) for a in lo_axes(t, d)]
+        out_axes = [a for t, d in zip(tys, self.out_dims, strict=True) for a in lo_axes(t, d, size)]
         run = _jax.vmap(base.lo, tuple(in_axes), out_axes, axis)
         traced = jax.jit(run).trace(*(lo for t in in_tys for lo in t.lo_ty()))
         self.lo = _jitted(self.name, traced.jaxpr)
@@ -166,10 +171,11 @@ class Batched(Application):
         return [self.dims[i] for i in which]
 
     def _in_leaves(self, mask: Mask) -> list[Any]:
-        return [a for t, d, m in zip(self.in_tys, self.dims, mask, strict=True) if m for a in view_axes(t, d)]
+        rows = zip(self.in_tys, self.dims, mask, strict=True)
+        return [a for t, d, m in rows if m for a in view_axes(t, d, self.axis[1])]
 
     def _out_leaves(self) -> list[Any]:
-        return [a for t, d in zip(self.out_tys, self.out_dims, strict=True) for a in view_axes(t, d)]
+        return [a for t, d in zip(self.out_tys, self.out_dims, strict=True) for a in view_axes(t, d, self.axis[1])]
 
     def pushforward(self, nonzero: Mask) -> Linear:
         def make() -> Linear:

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from typax import _interpret, _jax, _prim
+from typax._byhand import has_axes, is_raw, own_spec, tangent_axis
 from typax._prim import Application, Cache, Linear, Mask
-from typax._type import ValueType, dense_type, record_view
+from typax._type import ValueType, dense_type, lo_axes, record_view
 
 # --- views and tangents --------------------------------------------------------------------------------------------
 
@@ -341,7 +342,12 @@ def _on_leaves(kind: str, ty: ValueType, fn: Any, masks: Any, on_view: Any, **sh
 
 def permute_batch(value: Any, perm: Sequence[int]) -> Any:
     """Permute the batch axes of a value: ``jax.vmap`` asks so for a hi result at another axis than the first."""
-    if not isinstance(ty := _jax.typeof(value), ValueType):
+    ty = _jax.typeof(value)
+    if is_raw(ty):
+        if list(perm) != sorted(perm):
+            raise TypeError(f"cannot permute {ty} by {tuple(perm)}: a type written by hand has its leading axis only")
+        return value
+    if not isinstance(ty, ValueType):
         return jax.numpy.transpose(value, tuple(perm))
     perms, masks = ty.permuted(perm)
 
@@ -355,9 +361,44 @@ def permute_batch(value: Any, perm: Sequence[int]) -> Any:
     return out
 
 
+class RawBroadcast(Application):
+    """A stack of ``size`` copies of a value of a type written by hand, by what the type says of its leading axis."""
+
+    name = "broadcast"
+
+    def __init__(self, ty: Any, size: int, spec: Any) -> None:
+        spec = own_spec(ty, spec)
+        self.shown, self.in_tys, self.out_tys = {"size": size}, (ty,), (ty.inc_rank(size, spec),)
+        axes = lo_axes(self.out_tys[0], spec, size)
+        self.axis: Any = tangent_axis(self.out_tys[0], spec, size) if has_axes(ty) else None
+
+        def fn(*los: Any) -> list[Any]:
+            return [x if k is None else _jax.broadcast(x, size, k, None) for x, k in zip(los, axes, strict=True)]
+
+        self.lo, self.deps, self.effects = from_traced(self.name, jax.jit(fn).trace(*ty.lo_ty()))
+
+    def _linear(self, fn: Callable[[Any], Any]) -> Linear:
+        if self.axis is None:
+            raise NotImplementedError(f"the stack of copies of {self.in_tys[0]} that vmap makes has no derivative")
+        return Linear((), lambda _, leaves: [fn(x) for x in leaves])
+
+    def pushforward(self, nonzero: Mask) -> Linear:
+        return self._linear(lambda x: _jax.broadcast(x, self.shown["size"], self.axis, None))
+
+    def pullback(self, nonzero: Mask) -> Linear:
+        return self._linear(lambda x: x.sum(self.axis))
+
+    def transposed(self, linear: Mask) -> Linear:
+        return self.pullback(linear)
+
+
 def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> Any:
     """A stack of ``size`` copies of a value along a new batch axis: ``jax.vmap`` asks so for what it did not map."""
-    if not isinstance(ty := _jax.typeof(value), ValueType):
+    ty = _jax.typeof(value)
+    if is_raw(ty):
+        (out,) = _made(("broadcast", size, axis), ty, lambda: RawBroadcast(ty, size, axis)).apply([value])
+        return out
+    if not isinstance(ty, ValueType):
         return _jax.broadcast(value, size, axis, mesh_axis)
     axes, masks = ty.broadcasted(axis)
 
@@ -454,7 +495,8 @@ class Opened:
 def unit_type(ty: ValueType) -> ValueType:
     """The type of one value of a stack."""
     for _ in range(ty.n_batch):
-        leaves = [a.dec_rank(a.shape[0], 0) if m[0] else a for a, m in zip(ty.leaves, ty.masks, strict=True)]
+        size = ty.batch[0].size
+        leaves = [a.dec_rank(size, own_spec(a, 0)) if m[0] else a for a, m in zip(ty.leaves, ty.masks, strict=True)]
         ty = type(ty)(ty.decl, leaves, ty.tree, ty.statics, tuple(m[1:] for m in ty.masks))
     return ty
 
@@ -468,7 +510,8 @@ def over_batch(ty: ValueType, body: Callable[[Any], Any]) -> Callable[..., Any]:
             return body(own.of_leaves(leaves))
 
     for k in reversed(range(ty.n_batch)):
-        run = jax.vmap(run, in_axes=tuple(0 if m[k] else None for m in ty.masks))
+        in_axes = tuple(own_spec(a, 0) if m[k] else None for a, m in zip(ty.leaves, ty.masks, strict=True))
+        run = jax.vmap(run, in_axes=in_axes, axis_size=ty.batch[k].size)
     return run
 
 
@@ -516,10 +559,13 @@ def dense(value: Any) -> Any:
     ty = _jax.typeof(value)
     if not isinstance(ty, ValueType):
         if _jax.is_hi(ty):
-            raise TypeError(f"typax.dense: {ty} is not a declared type, so what it stands for is not known")
+            raise TypeError(
+                f"typax.dense: {ty} is not a declared type, so what it stands for is not known; apply its own primitive"
+            )
         return value
     if ty.decl.is_record:
-        subs = [dense(x) for x in component_leaves(value)]
+        leaves = zip(ty.leaves, component_leaves(value), strict=True)
+        subs = [x if is_raw(a) else dense(x) for a, x in leaves]  # one written by hand stands for itself
         return record_view(ty.decl, ty.tree.unflatten(subs))
 
     def make() -> Application:

@@ -23,6 +23,7 @@ import jax
 
 from typax import _axes, _jax
 from typax._axes import Axis, Bindings, Pattern
+from typax._byhand import axes_type, has_axes, is_raw, mapped_axes, own_spec
 from typax._spec import Axes, Pspec, of_array
 from typax._tangent import Tangent
 
@@ -85,6 +86,7 @@ class Declaration:
 class ValueType(_jax.HiType):
     """The type of a value of a declared class. Made by the library; `Cls.type(...)` builds one by hand."""
 
+    is_declared = True
     pack: Callable[..., Any]  # set by _prim: how components become a value while a program is traced
 
     def __init__(
@@ -209,6 +211,8 @@ class ValueType(_jax.HiType):
         first: dict[int, Any] = {}
         for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
             axes = _leaf_axes(leaf)
+            if axes is None:
+                continue
             if len(axes) < sum(mask):
                 raise TypeError(f"{self.decl.name}: component {c.name} has type {leaf}, which lacks a batch axis")
             for pos, k in enumerate(k for k, m in enumerate(mask) if m):
@@ -237,7 +241,7 @@ class ValueType(_jax.HiType):
                 raise TypeError(
                     f"{who}: component {c.name} has axes {str(c.axes)!r}, which does not fit {leaf} of rank {_ndim(leaf)}"
                 )
-            for dim, axis in zip(c.axes.dims, _leaf_axes(leaf)[lead:], strict=True):
+            for dim, axis in zip(c.axes.dims, (_leaf_axes(leaf) or ())[lead:], strict=True):
                 where = f"{c.name} ({leaf})"
                 if dim.name is None:
                     todo.append((dim, axis, where))
@@ -298,7 +302,7 @@ class ValueType(_jax.HiType):
             return decl.stands_for.dtype
         if decl.dtype_from == "dtype":
             return jax.numpy.dtype(self.static("dtype"))
-        return next(a.dtype for c, a in self.fields if c.name == decl.dtype_from)
+        return next(axes_type(a).dtype for c, a in self.fields if c.name == decl.dtype_from)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -307,7 +311,7 @@ class ValueType(_jax.HiType):
             return tuple(self.dense_type.shape)
         if self.has_own_axes:
             return tuple(a.size for a in self.batch)
-        shapes = [a.shape for a in self.leaves]
+        shapes = [() if is_raw(a) and not has_axes(a) else tuple(axes_type(a).shape) for a in self.leaves]
         common = []
         for sizes in zip(*shapes, strict=False):
             if len(set(sizes)) != 1:
@@ -383,13 +387,13 @@ class ValueType(_jax.HiType):
         specs, k = self._checked(spec, adding=False)
         if k is None:
             return self.with_leaves(
-                [a if s is None else a.dec_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+                [a if s is None else a.dec_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
             if (s is None) == m[k] and not (s is not None and not m[k]):
                 raise TypeError(f"{self}: spec {spec!r} does not say which components have batch axis {k}")
-            leaves.append(a.dec_rank(size, sum(m[:k])) if m[k] else a)
+            leaves.append(a.dec_rank(size, own_spec(a, sum(m[:k]))) if m[k] else a)
             masks.append(m[:k] + m[k + 1 :])
         if size is not None and self.batch[k].size != size:
             raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
@@ -401,11 +405,11 @@ class ValueType(_jax.HiType):
         specs, k = self._checked(spec, adding=True)
         if k is None:
             return self.with_leaves(
-                [a if s is None else a.inc_rank(size, s) for a, s in zip(self.leaves, specs, strict=True)]
+                [a if s is None else a.inc_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            leaves.append(a if s is None else a.inc_rank(size, sum(m[:k])))
+            leaves.append(a if s is None else a.inc_rank(size, own_spec(a, sum(m[:k]))))
             masks.append((*m[:k], s is not None, *m[k:]))
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
 
@@ -466,15 +470,15 @@ class ValueType(_jax.HiType):
             return [axis] * len(self.leaves), self.masks
         return [sum(m[:axis]) for m in masks], tuple((*m[:axis], True, *m[axis:]) for m in masks)
 
-    def lo_axes(self, spec: Any) -> list[int | None]:
-        """For each lowered array the axis that a mapping spec maps (``None``: it is not mapped)."""
+    def lo_axes(self, spec: Any, size: int) -> list[int | None]:
+        """For each lowered array the axis, of this size, that a mapping spec maps (``None``: it is not mapped)."""
         if spec is None:
             return [None] * len(self.lo_ty())
         specs, k = self._checked(spec, adding=False)
         out: list[int | None] = []
         for leaf, s, m in zip(self.leaves, specs, self.masks, strict=True):
             own = s if k is None else (sum(m[:k]) if m[k] else None)
-            out.extend(lo_axes(leaf, own))
+            out.extend(lo_axes(leaf, None if own is None else own_spec(leaf, own), size))
         return out
 
     # --- partitioning -----------------------------------------------------------------------------------------
@@ -569,13 +573,15 @@ def _forget_mesh(aval: Any) -> Any:
 
 
 def _ndim(aval: Any) -> int:
-    return int(aval.ndim)
+    return int(axes_type(aval).ndim)
 
 
-def _leaf_axes(aval: Any) -> tuple[Axis, ...]:
+def _leaf_axes(aval: Any) -> tuple[Axis, ...] | None:
     if isinstance(aval, ValueType) and aval.decl.is_record:
         return tuple(map(Axis, aval.shape))
-    return _axes.of_type(dense_type(aval))
+    if is_raw(aval) and not has_axes(aval):
+        return None
+    return _axes.of_type(dense_type(axes_type(aval)))
 
 
 def dense_type(aval: Any) -> Any:
@@ -596,22 +602,13 @@ def with_los(aval: Any, los: Sequence[Any]) -> Any:
     return los[0] if not _jax.is_hi(aval) else aval
 
 
-def lo_axes(aval: Any, spec: Any) -> list[int | None]:
-    """For each array that a type lowers to, the axis that ``spec`` maps."""
+def lo_axes(aval: Any, spec: Any, size: int) -> list[int | None]:
+    """For each array that a type lowers to, the axis, of this size, that ``spec`` maps."""
     if isinstance(aval, ValueType):
-        return aval.lo_axes(spec)
+        return aval.lo_axes(spec, size)
     if not _jax.is_hi(aval):
         return [spec]
-    if spec is None:
-        return [None] * len(aval.lo_ty())
-    unit = aval.dec_rank(None, spec).lo_ty()  # a type written by hand: read the axis off its own rank change
-    return [_removed_axis(big.shape, small.shape) for big, small in zip(aval.lo_ty(), unit, strict=True)]
-
-
-def _removed_axis(big: tuple[int, ...], small: tuple[int, ...]) -> int | None:
-    if len(big) == len(small):
-        return None
-    return next(i for i in range(len(big)) if big[:i] + big[i + 1 :] == small)
+    return [None] * len(aval.lo_ty()) if spec is None else mapped_axes(aval, spec, size, lambda t: t.lo_ty())
 
 
 def _check_leaf(who: str, c: Component, leaf: Any) -> None:
@@ -620,7 +617,7 @@ def _check_leaf(who: str, c: Component, leaf: Any) -> None:
 
 
 def _admits(p: Pattern, leaf: Any) -> bool:
-    return fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(leaf.dtype))
+    return fits_class(p.cls, leaf) and (p.dtypes is None or p.admits(axes_type(leaf).dtype))
 
 
 def fits_class(cls: Any, aval: Any) -> bool:
@@ -628,14 +625,11 @@ def fits_class(cls: Any, aval: Any) -> bool:
     if cls is Any or cls is object:
         return True
     if typing_tree(cls):
-        return any(
-            fits_class(p.cls, aval) and (p.dtypes is None or p.admits(aval.dtype))
-            for a in typing.get_args(cls) if a is not ... for p in _axes.patterns(a, "")
-        )  # fmt: skip
-    if isinstance(aval, ValueType):
-        return isinstance(cls, type) and issubclass(aval.decl.cls, cls)
+        inner = (p for a in typing.get_args(cls) if a is not ... for p in _axes.patterns(a, ""))
+        return any(_admits(p, aval) for p in inner)
     if _jax.is_hi(aval):
-        return False
+        own = aval.decl.cls if isinstance(aval, ValueType) else _jax.value_class(aval)
+        return isinstance(cls, type) and issubclass(own, cls)
     return cls is jax.Array or (isinstance(cls, type) and issubclass(jax.Array, cls))
 
 

@@ -10,6 +10,7 @@
 The statement is read once, into a `Declaration`; from then on values are built, checked and traced by what it says.
 """
 
+import copy
 import inspect
 import sys
 import typing
@@ -281,16 +282,16 @@ def _type_of(value: Any) -> ValueType:
 
 
 def _to_host(x: Any) -> Any:
-    return x if isinstance(x, Value) else np.asarray(x)
+    return x if _jax.is_hi_value(x) else np.asarray(x)
 
 
 def _copied(x: Any, memo: Any) -> Any:
-    return x.__deepcopy__(memo) if isinstance(x, Value) else jnp.array(x, copy=True)
+    return copy.deepcopy(x, memo) if _jax.is_hi_value(x) else jnp.array(x, copy=True)
 
 
 def _rebuild(cls: Any, comps: Any, statics: Any, masks: Any) -> Any:
     leaves, tree = jax.tree.flatten(comps)
-    leaves = [x if isinstance(x, Value) else jnp.asarray(x) for x in leaves]
+    leaves = [x if _jax.is_hi_value(x) else jnp.asarray(x) for x in leaves]
     ty = cls._hitype(cls._declaration, list(map(_jax.typeof, leaves)), tree, statics, masks)
     return ty.of_leaves(leaves)
 
@@ -519,7 +520,7 @@ def _is_component(hint: Any) -> bool:
         return any(a is Any or _is_component(a) for a in args)
     if args:
         return any(map(_is_component, args))
-    return hint is jax.Array or (isinstance(hint, ValueMeta))
+    return hint is jax.Array or isinstance(hint, ValueMeta) or _jax.is_hi_class(hint)
 
 
 def _stands_for(cls: Any, body: Any, names: Any, components: Any, statics: Any) -> tuple[_axes.Pattern, str | None]:
