@@ -27,6 +27,9 @@ typecheck: env  ## basedpyright
 docs: env  ## run the code blocks of README.md and docs/
 	@JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) tests/test_docs_blocks.py $(ARGS)
 
+bench: env  ## what a warm call costs
+	@JAX_PLATFORMS=cpu $(PY) -m benchmarks.eager $(ARGS)
+
 lock:  ## pin every package anew, each at its newest
 	@sh scripts/lock.sh
 
@@ -38,4 +41,4 @@ clean:  ## remove the environments and all that was built
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint fix typecheck docs lock env clean
+.PHONY: help demo test lint fix typecheck docs bench lock env clean

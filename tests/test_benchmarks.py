@@ -1,0 +1,31 @@
+"""The benchmarks compare like with like, and run."""
+
+import jax
+import numpy as np
+
+from benchmarks import _measure, eager
+
+
+def arrays(result):
+    opened = jax.tree.map(lambda v: v.components()[:2] if hasattr(v, "components") else v, result)
+    return jax.tree.leaves(opened)
+
+
+def test_both_sides_of_a_case_compute_the_same():
+    for name, (f, g) in eager.cases().items():
+        got, want = arrays(f()), arrays(g())
+        assert len(got) == len(want), name
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_medians_are_of_the_same_round():
+    times = _measure.Times({"a": [2.0, 40.0, 6.0], "b": [1.0, 10.0, 2.0]})
+    assert (times.us("a"), times.ratio("a", "b"), times.more("a", "b")) == (6, 3, 4)
+
+
+def test_it_prints_a_row_for_each_case(capsys):
+    eager.main(["--rounds", "1", "--calls", "2"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in eager.cases()) and "the same arithmetic on arrays, jitted" in printed
