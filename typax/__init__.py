@@ -2,10 +2,11 @@
 
 from typax import hijax
 from typax._lift import Receipt, lift
+from typax._moves import reshard
 from typax._op import Op, op
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._spec import Axes, Pspec
-from typax._structural import dense, reshard
+from typax._structural import dense
 from typax._tangent import Tangent
 from typax._type import ValueType
 from typax._value import Value

@@ -1,0 +1,98 @@
+"""How a type is cut into shards and put together again: what ``shard_map`` and ``reshard`` ask of it.
+
+Each component is cut by its own spec.  An axis that no component shows is a static, which changes with the shards.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from typax import _jax
+from typax._spec import Pspec, of_array
+
+
+class Partitioned:
+    """A part of `ValueType`."""
+
+    decl: Any
+    leaves: tuple[Any, ...]
+    statics: tuple[Any, ...]
+    masks: tuple[tuple[bool, ...], ...]
+    fields: Any
+    n_batch: Any
+    ndim: Any
+    with_leaves: Any
+    to_tangent_aval: Any
+    to_ct_aval: Any
+
+    def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
+        """The type that one device sees in a ``shard_map``."""
+        pairs = list(zip(self.leaves, self._partition_specs(spec), strict=True))
+        if spec.by_user and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
+            raise TypeError(
+                f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
+            )
+        leaves = [a.shard(mesh, manual_axes, check_vma, s) for a, s in pairs]
+        return self._resized(leaves, spec, lambda size, shards: size // shards, mesh)
+
+    def unshard(self, mesh: Any, check_vma: bool, spec: Any) -> Any:
+        """The type of the whole, from what one device sees."""
+        pairs = zip(self.leaves, self._partition_specs(spec), strict=True)
+        return self._resized(
+            [a.unshard(mesh, check_vma, s) for a, s in pairs], spec, lambda size, shards: size * shards, mesh
+        )
+
+    def nospec(self, mesh: Any, check_vma: bool, all_names: Any) -> Any:
+        """The partition spec of a residual of this type."""
+
+        def tangents(_: Any) -> tuple[Any, Any]:
+            return tuple(t.nospec(mesh, check_vma, all_names) for t in (self.to_tangent_aval(), self.to_ct_aval()))
+
+        return Pspec(self.decl, [a.nospec(mesh, check_vma, all_names) for a in self.leaves], f"{self} as it is", tangents)
+
+    def reshard(self, sharding: Any) -> Any:
+        """The type partitioned otherwise: by a spec of the class, or a sharding of what it stands for."""
+        spec, mesh = self.partition_spec(sharding)
+        pairs = zip(self.leaves, spec.leaves, strict=True)
+        leaves = [a.reshard(s) if _jax.is_hi(a) else _jax.repartitioned(a, s, mesh) for a, s in pairs]
+        return self.with_leaves(leaves)
+
+    def partition_spec(self, sharding: Any) -> tuple[Pspec, Any]:
+        """A spec of the class and a mesh (``None``: the one in force), from either or from a spec of what it stands for."""
+        mesh = getattr(sharding, "mesh", None)
+        given = getattr(sharding, "spec", sharding)
+        if isinstance(given, Pspec):
+            self._partition_specs(given)
+            return given, mesh
+        if not isinstance(given, jax.P) or self.decl.stands_for is None:
+            raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
+        parts = (*given, *(None,) * (self.ndim - len(given)))
+        full = of_array(self.decl.cls, parts)
+        if not self.n_batch:
+            return full, mesh
+        leaves = []
+        for (c, _), own, m in zip(self.fields, full.leaves, self.masks, strict=True):
+            rest = () if c.axes is None else tuple(own)[len(own) - c.axes.rank :]
+            leaves.append(jax.P(*(p for p, k in zip(parts, m, strict=False) if k), *rest) if isinstance(own, jax.P) else own)
+        return Pspec(self.decl, leaves, full.shown, full.tangents, full.dense, full.named), mesh
+
+    def _partition_specs(self, spec: Any) -> tuple[Any, ...]:
+        cls = self.decl.cls
+        if not isinstance(spec, Pspec) or cls not in (spec.decl.cls, getattr(spec.decl.cls, "_tangent_class", None)):
+            raise TypeError(f"a value of type {self} is partitioned by {cls.__name__}.P(...), not by {spec!r}")
+        if len(spec.leaves) != len(self.leaves):
+            raise TypeError(f"{spec!r} has {len(spec.leaves)} entries, but {self} has {len(self.leaves)} components")
+        return spec.leaves
+
+    def _resized(self, leaves: Sequence[Any], spec: Pspec, resize: Callable[[int, int], int], mesh: Any) -> Any:
+        """An axis that no component shows is a static: it changes with the shards."""
+        sizes = {}
+        for s, value in zip(self.decl.statics, self.statics, strict=True):
+            part = spec.named.get(s.name)
+            if part is not None:
+                sizes[s.name] = resize(
+                    value, math.prod(mesh.shape[n] for n in (part if isinstance(part, tuple) else (part,)))
+                )
+        return self.with_leaves(leaves).with_statics(**sizes).check()
