@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _util import W, X, close
+from jaxtyping import Array, Float
 
 import typax
 from typax import QArray, dense, matmul, quantize
@@ -284,3 +285,72 @@ def test_a_type_of_ones_own_with_statics_and_several_results():
     close(dense(a), dense(quantize(X)))
     close(b, -X)
     close(jax.grad(lambda x: jnp.sum(dense(both(x)[0]) + 2 * both(x)[1]))(X), -jnp.ones_like(X))
+
+
+class SharedScale(typax.Value, name="shared"):
+    codes: Float[Array, "*batch n"]
+    scale: Float[Array, ""]
+
+    def dense(self) -> Float[Array, "*batch n"]:
+        return self.codes * self.scale
+
+
+def test_a_component_shared_along_the_batch_is_unshared_for_a_scan():
+    v = SharedScale(X, jnp.float32(2))
+    sums = lambda v: jax.lax.scan(lambda c, v: (c + jnp.sum(dense(v)), dense(v)), 0.0, v, length=2)
+    with pytest.raises(TypeError, match=r"scale of shared\[2,3\] is shared along the leading axis; .*typax\.unshare"):
+        sums(v)
+    total, rows = sums(typax.unshare(v))
+    close(total, 2 * X.sum())
+    close(rows, 2 * X)
+    g = jax.jit(jax.grad(lambda v: jnp.sum(sums(typax.unshare(v))[1] ** 2)))(v)
+    close(g, 4 * X)
+
+
+def test_stop_gradient_barriers_and_branches_that_close_over_values(qw):
+    frozen = jax.jit(jax.grad(lambda w: jnp.sum(dense(jax.lax.stop_gradient(w)) * dense(w))))(qw)
+    close(frozen, dense(qw))
+    close(jax.jit(lambda w: dense(jax.lax.optimization_barrier((w, 1.0))[0]))(qw), dense(qw))
+    for branches in [(lambda: qw, lambda: qw), (lambda: qw, lambda: double(qw))]:
+        close(dense(jax.jit(lambda p, b=branches: jax.lax.cond(p, *b))(True)), dense(qw))
+    same = jax.jit(lambda p, w: jax.lax.cond(p, lambda: w, lambda: w))
+    close(dense(same(False, qw)), dense(qw))
+
+
+def test_vmap_along_an_explicitly_sharded_axis():
+    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
+        xs = jax.device_put(jnp.ones((8, 4, 2)), jax.P("i"))
+        ws = quantize(jax.device_put(jnp.arange(64.0).reshape(8, 2, 4), jax.P("i")))
+        f = lambda x, w: jnp.sum(matmul(x, w) ** 2)
+        plain = lambda x, w: jnp.sum((x @ w) ** 2)
+        for d in (jax.grad, jax.hessian):
+            got = jax.vmap(d(f, (0, 1)))(xs, ws)
+            want = jax.vmap(d(plain, (0, 1)))(xs, dense(ws))
+            assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
+            jax.tree.map(lambda a, b: close(jax.device_get(a), jax.device_get(b)), got, want)
+        assert str(jax.typeof(jax.grad(lambda x: jnp.sum(jax.vmap(matmul)(x, ws)))(xs))) == "float32[8@i,4,2]"
+
+
+def test_statics_of_other_types_are_other_statics():
+    @typax.op(reference=lambda x, *, p: jnp.asarray(p))
+    def told(x: QArray, *, p):
+        return jnp.asarray(p)
+
+    q = quantize(X)
+    assert [str(told(q, p=p).dtype) for p in (1, 1.0, True)] == ["int32", "float32", "bool"]
+    assert [bool(jnp.signbit(told(q, p=p))) for p in (0.0, -0.0)] == [False, True]
+
+
+def test_ops_are_traced_in_several_threads_at_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(i):
+        @typax.op(reference=lambda x: x * (i + 1))
+        def mine(x: Float[Array, "*b n"]):
+            return quantize(x * (i + 1))
+
+        return float(jnp.sum(dense(jax.jit(mine)(X))))
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(work, range(16)))
+    close(got, [float(jnp.sum(dense(quantize(X * (i + 1))))) for i in range(16)])

@@ -142,3 +142,33 @@ def test_a_static_that_is_not_hashable():
 
     with pytest.raises(TypeError, match="static k must be hashable"):
         Sized(jnp.ones(2), [1])
+
+
+def test_a_reference_or_implementation_that_closes_over_a_traced_value():
+    def by_reference(s, q):
+        g = typax.op(reference=lambda x: x * s)(lambda x: dense(x) * 2.0)
+        return jnp.sum(g(q))
+
+    def by_implementation(s, q):
+        g = typax.op(reference=lambda x: x)(lambda x: dense(x) * s)
+        return jnp.sum(g(q))
+
+    for f in (by_reference, by_implementation):
+        for d in (jax.grad(f), jax.jit(jax.grad(f, 1))):
+            with pytest.raises(TypeError, match="closes over a value of a program being traced; pass it as an argument"):
+                d(2.0, quantize(X))
+
+
+def test_results_of_another_structure_than_the_reference():
+    @typax.op(reference=lambda x: {"b": x, "a": 2 * x})
+    def pair(x: QArray):
+        return dense(x), 2 * dense(x)
+
+    with pytest.raises(TypeError, match=r"its reference <lambda> gives .*'a'.*, but the implementation"):
+        pair(quantize(X))
+
+
+@pytest.mark.parametrize("x", [jnp.arange(6).reshape(2, 3), jnp.float32(3), jnp.ones((2, 3), complex)])
+def test_plain_operands_must_fit_where_an_implementation_takes_plain_operands(x):
+    with pytest.raises(TypeError, match=r"quantize has no implementation for .*it has: \(Float\[Array, '\*batch n'\]\)"):
+        quantize(x)

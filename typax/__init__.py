@@ -2,7 +2,7 @@
 
 from typax import hijax
 from typax._lift import Receipt, lift
-from typax._moves import reshard
+from typax._moves import reshard, unshare
 from typax._op import Op, op
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._spec import Axes, Pspec
@@ -38,4 +38,5 @@ __all__ = [
     "reshard",
     "retract",
     "transpose",
+    "unshare",
 ]

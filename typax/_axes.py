@@ -208,11 +208,22 @@ def _show_part(part: Any) -> str:
     return f"({','.join(part)})" if isinstance(part, tuple) else str(part)
 
 
+def static_key(v: Any) -> Any:
+    """A static as a part of a cache key: unlike ``==``, it tells 1, 1.0 and True apart, and 0.0 from -0.0."""
+    if isinstance(v, tuple):
+        return (type(v), *map(static_key, v))
+    if isinstance(v, float):
+        return float, v, math.copysign(1.0, v)
+    return (type(v), v) if isinstance(v, int) else v
+
+
 def scope(frame: Any) -> Mapping[str, Any]:
     """The names in sight of a statement: those of its function and of the functions around it, innermost first."""
-    maps = []
-    while frame is not None and len(maps) < 8:
-        maps.append(frame.f_locals)
+    maps, here, inner = [], frame.f_globals, frame.f_code.co_qualname
+    while frame is not None:
+        around = frame.f_code.co_qualname
+        if frame.f_globals is here and (not maps or inner.startswith(f"{around}.<locals>.")) and around != "<module>":
+            maps.append(frame.f_locals)
         frame = frame.f_back
     return ChainMap(*maps)
 

@@ -6,6 +6,7 @@ workaround steps aside as soon as JAX closes the hole it is for.
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from jax._src.hijax import Static
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
+from jax._src.lax import lax as _lax
+from jax._src.lax.control_flow import conditionals
 from jax._src.pjit import jit_p as _jit_p
 from jax.experimental import hijax
 
@@ -229,8 +232,10 @@ def dependences(jaxpr: Any) -> list[frozenset[int]]:
     return [frozenset() if isinstance(v, Literal) else env.get(v, frozenset()) for v in jaxpr.outvars]
 
 
-def has_tracer_consts(jaxpr: Any) -> bool:
-    return any(isinstance(c, Tracer) for c in jaxpr.consts)
+def closes_over_tracers(traced: Any, n_args: int) -> bool:
+    """Whether a function that was traced on ``n_args`` arrays uses values of a program being traced around it."""
+    jaxpr = traced.jaxpr
+    return len(jaxpr.invars) != n_args or any(isinstance(c, Tracer) for c in jaxpr.consts)
 
 
 @contextmanager
@@ -280,6 +285,48 @@ def _repair_remat() -> None:
 _repair_remat()
 
 
+def _repair_identities() -> None:
+    """``stop_gradient`` and ``optimization_barrier`` of a hi value are not lowered, though they act on each array alike."""
+
+    def to_lojax(primitive: Any) -> Callable[..., Any]:
+        def run(*args: Any, **params: Any) -> Any:
+            tys = [typeof(x) for x in args]
+            los = [lo for t, x in zip(tys, args, strict=True) for lo in t.lower_val(x)]
+            if primitive.multiple_results:
+                out = iter(primitive.bind(*los, **params))
+            else:
+                out = iter([primitive.bind(x, **params) for x in los])
+            raised = [t.raise_val(*(next(out) for _ in t.lo_ty())) for t in tys]
+            return raised if primitive.multiple_results else raised[0]
+
+        return run
+
+    for primitive in (ad_util.stop_gradient_p, jax.lax.optimization_barrier_p):
+        if "to_lojax" not in vars(primitive):
+            primitive.is_high = lambda *avals, **_: any(map(is_hi, avals))
+            primitive.to_lojax = to_lojax(primitive)
+
+
+_repair_identities()
+
+
+def _repair_cond() -> None:
+    """``cond`` makes an array of what its branches return as they got it, which a hi value is not."""
+
+    class Lax(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_lax, name)
+
+        def asarray(self, x: Any) -> Any:
+            return x if is_hi_value(x) else _lax.asarray(x)
+
+    if vars(conditionals).get("lax") is _lax:
+        setattr(conditionals, "lax", Lax("lax"))  # noqa: B010
+
+
+_repair_cond()
+
+
 _broadcast, _matchaxis = batching.broadcast, batching.matchaxis
 broadcast_hi: Callable[..., Any]  # these two are set by _structural
 rebatch_hi: Callable[..., Any]
@@ -304,6 +351,30 @@ def matchaxis(axis_data: Any, src: Any, dst: Any, x: Any, sum_match: bool = Fals
 
 
 batching.broadcast, batching.matchaxis = broadcast, matchaxis
+
+_unmapped_aval = core.unmapped_aval
+
+
+def unmapped_aval(size: Any, axis: Any, aval: Any, explicit_mesh_axis: Any = None) -> Any:
+    """``core.unmapped_aval`` forgets the mesh axis of a batch axis where a hi type gets one; arrays are left alone."""
+    if explicit_mesh_axis is not None and getattr(aval, "is_declared", False):
+        return aval.inc_rank(size, axis, explicit_mesh_axis)
+    return _unmapped_aval(size, axis, aval, explicit_mesh_axis)
+
+
+core.unmapped_aval = unmapped_aval
+
+_mapped_leading_aval = core.mapped_leading_aval
+
+
+def mapped_leading_aval(size: Any, aval: Any) -> Any:
+    """``core.mapped_leading_aval``: the type of one step of a scan. A loop slices every array that a value is made of."""
+    if getattr(aval, "is_declared", False):
+        aval.check_sliceable()
+    return _mapped_leading_aval(size, aval)
+
+
+core.mapped_leading_aval = mapped_leading_aval
 
 
 def is_hi_value(x: Any) -> bool:

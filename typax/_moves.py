@@ -102,6 +102,33 @@ def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> 
     return out
 
 
+def unshare(value: Any) -> Any:
+    """A stack in which every component has all batch axes: what was shared along one is repeated.
+
+    Raises:
+      TypeError: if ``value`` is neither an array nor a value of a declared type.
+    """
+    ty = _jax.typeof(value)
+    if not isinstance(ty, ValueType) or not ty.has_own_axes or all(all(m) for m in ty.masks):
+        return value
+    whole = tuple((True,) * ty.n_batch for _ in ty.masks)
+
+    def fn(*leaves: Any) -> list[Any]:
+        out = []
+        for x, m in zip(leaves, ty.masks, strict=True):
+            for k, axis in enumerate(ty.batch):
+                if not m[k]:
+                    x = broadcast_batch(x, axis.size, k, axis.part)
+            out.append(x)
+        return out
+
+    def make() -> Application:
+        return _on_leaves("unshare", ty, fn, whole, lambda x: x)  # what it stands for has all batch axes already
+
+    (out,) = made("unshare", ty, make).apply([value])
+    return out
+
+
 def reshard(value: Any, sharding: Any) -> Any:
     """``jax.sharding.reshard`` for values of declared types: each component moves as the whole does (explicit mode).
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from typax import _axes, _interpret, _jax, _prim
-from typax._axes import Pattern
+from typax._axes import Pattern, static_key
 from typax._byhand import axes_type, has_axes, is_raw
 from typax._prim import Application, Cache, Linear, Mask, has_tangent
 from typax._structural import (
@@ -30,6 +30,7 @@ from typax._structural import (
     over_components,
     over_views,
     pack_open,
+    refuse_closure,
     type_difference,
     views,
 )
@@ -239,14 +240,15 @@ class Op:
         flat, tree = jax.tree.flatten(args)
         flat = [pack_open(x) for x in flat]
         tys = tuple(_type_of(self.name, x) for x in flat)
-        key = (tree, tys, tuple(statics.items()), _jax.trace_key())
+        named = static_key(tuple(statics.items()))
+        key = (tree, tys, named, _jax.trace_key())
         try:
             app = self.cache.entries.get(key)
         except TypeError as e:
             raise TypeError(f"{self.name}: keyword arguments are static and must be hashable ({e})") from None
         if app is None:
             with _jax.without_anonymous_axes():
-                key = (tree, tys, tuple(statics.items()), _jax.trace_key())
+                key = (tree, tys, named, _jax.trace_key())
                 app = self.cache.get(key, lambda: self._application(tree, tys, statics))
         if app is _REFERENCE:
             return self.reference(*args, **statics)
@@ -256,7 +258,9 @@ class Op:
         args = tree.unflatten(tys)
         impl = self.choose(args)
         if impl is None:
-            if self.reference is not None and not any(map(_jax.is_hi, tys)):
+            # With an implementation for plain operands, these must fit it: the reference says only what it stands for.
+            on_plain = any(not i.hi_count() for i in self.impls)
+            if self.reference is not None and not on_plain and not any(map(_jax.is_hi, tys)):
                 return _REFERENCE
             have = "; ".join(map(str, self.impls)) or "none"
             self._refuse_stacks(args)
@@ -340,6 +344,7 @@ class OpApplication(Application):
 
     out_tree: Any  # these two are found out by tracing the implementation
     out_like: tuple[Any, ...]
+    reference_tree: Any
 
     def __init__(self, op: Op, impl: Implementation, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> None:
         self.op, self.impl, self.tree, self.name = op, impl, tree, op.name
@@ -394,9 +399,11 @@ class OpApplication(Application):
 
         run.__name__ = run.__qualname__ = self.name
         try:
-            return jax.jit(run).trace(*leaves)
+            traced = jax.jit(run).trace(*leaves)
         except _jax.ShardingTypeError as e:
             raise TypeError(f"{self.name} of {_show(self.in_tys)}: {e}") from e
+        refuse_closure(f"{self.name}: the implementation", traced, leaves)
+        return traced
 
     def _statics_of_reference(self) -> dict[str, Any]:
         given = {**getattr(self, "all_statics", {}), **self.statics}
@@ -413,7 +420,8 @@ class OpApplication(Application):
         for t in self.in_tys:
             args.append(_unview(t, [next(it) for _ in views(t)]))
         out = self.op.reference(*self.tree.unflatten(args), **self._statics_of_reference())
-        return list(jax.tree.leaves(out))
+        flat, self.reference_tree = jax.tree.flatten(out)
+        return flat
 
     def _check_reference(self) -> None:
         if self.op.reference is None:
@@ -421,12 +429,17 @@ class OpApplication(Application):
         avals = [v for t in self.in_tys for v in views(t)]
         name = getattr(self.op.reference, "__name__", "reference")
         try:
-            want = jax.jit(self._on_views).trace(*avals).jaxpr.out_avals
+            traced = jax.jit(self._on_views).trace(*avals)
         except Exception as e:
             raise TypeError(f"{self.name} of {_show(self.in_tys)}: its reference {name} refuses {_show(avals)}: {e}") from e
+        refuse_closure(f"{self.name}: its reference {name}", traced, avals)
+        want = traced.jaxpr.out_avals
         got = [x for t in self.out_tys for x in jax.tree.leaves(dense_type(t))]
         if len(want) != len(got):
             raise TypeError(f"{self.name}: its reference {name} gives {len(want)} results, the implementation {len(got)}")
+        tree = jax.tree.structure(self.out_tree.unflatten([dense_type(t) for t in self.out_tys]))
+        if self.op.primitive is None and tree != self.reference_tree:
+            raise TypeError(f"{self.name}: its reference {name} gives {self.reference_tree}, but the implementation {tree}")
         for w, g in zip(want, got, strict=True):
             if is_raw(g) and has_axes(g) and not _jax.is_hi(w):
                 # A value written by hand stands for itself, or for an array as its tangents are.

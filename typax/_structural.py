@@ -6,6 +6,7 @@ leaves (its implementation) gives every linear part through JAX's own differenti
 stand for the views.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -234,14 +235,16 @@ class Derived(Application):
         return self._rule().transposed(linear)
 
 
+def refuse_closure(what: str, traced: Any, avals: Sequence[Any]) -> None:
+    """Raise a TypeError if what was traced on these types used values of a program being traced around it."""
+    if _jax.closes_over_tracers(traced, len(avals)):
+        raise TypeError(f"{what} closes over a value of a program being traced; pass it as an argument instead")
+
+
 def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], frozenset[Any]]:
     """A traced function on arrays: jitted, with what each result depends on, and its effects."""
     with _jax.eval_context():  # lowering must not see the trace that asks for it
         jaxpr = traced.lojax.jaxpr
-    if _jax.has_tracer_consts(traced.jaxpr):
-        raise TypeError(
-            f"{name}: the implementation closes over a value of a program being traced; pass it as an argument instead"
-        )
     return _prim._jitted(name, jaxpr), _jax.dependences(jaxpr), _jax.jaxpr_effects(jaxpr)
 
 
@@ -327,20 +330,28 @@ def component_leaves(value: Any) -> list[Any]:
 # --- what it stands for ------------------------------------------------------------------------------------------
 
 
+class _Stack(threading.local):
+    """The traces in which bodies run, in this thread."""
+
+    def __init__(self) -> None:
+        self.traces: list[Any] = []
+
+
 class Opened:
     """Inside a body (``dense``, an implementation) components are open: while the trace that entered it is current."""
 
-    stack: ClassVar[list[Any]] = []
+    stack: ClassVar[_Stack] = _Stack()
 
     def __enter__(self) -> None:
-        self.stack.append(_jax.current_trace())
+        self.stack.traces.append(_jax.current_trace())
 
     def __exit__(self, *_: Any) -> None:
-        self.stack.pop()
+        self.stack.traces.pop()
 
     @classmethod
     def here(cls) -> bool:
-        return bool(cls.stack) and _jax.current_trace() is cls.stack[-1]
+        traces = cls.stack.traces
+        return bool(traces) and _jax.current_trace() is traces[-1]
 
 
 def unit_type(ty: ValueType) -> ValueType:

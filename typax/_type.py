@@ -400,17 +400,16 @@ class ValueType(Partitioned, _jax.HiType):
             raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
 
-    def inc_rank(self, size: int | None, spec: Any) -> Any:
+    def inc_rank(self, size: int | None, spec: Any, mesh_axis: Any = None) -> Any:
         if spec is None:
             return self
         specs, k = self._checked(spec, adding=True)
         if k is None:
-            return self.with_leaves(
-                [a if s is None else a.inc_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
-            )
+            grown = zip(self.leaves, specs, strict=True)
+            return self.with_leaves([_jax.unmapped_aval(size, own_spec(a, s), a, mesh_axis) for a, s in grown])
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            leaves.append(a if s is None else a.inc_rank(size, own_spec(a, sum(m[:k]))))
+            leaves.append(a if s is None else _jax.unmapped_aval(size, own_spec(a, sum(m[:k])), a, mesh_axis))
             masks.append((*m[:k], s is not None, *m[k:]))
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
 
@@ -445,6 +444,15 @@ class ValueType(Partitioned, _jax.HiType):
 
     def leading_axis_spec(self) -> Any:
         return 0
+
+    def check_sliceable(self) -> None:
+        """Raise a TypeError unless every component has the leading batch axis, as a scan needs it."""
+        shared = [c.name for (c, _), m in zip(self.fields, self.masks, strict=True) if self.n_batch and not m[0]]
+        if shared:
+            raise TypeError(
+                f"a scan slices every component, but {', '.join(shared)} of {self} is shared along the leading axis; scan "
+                f"over typax.unshare(v), in which each step has its own"
+            )
 
     def _batch_masks(self) -> tuple[int, tuple[tuple[bool, ...], ...]]:
         if self.has_own_axes:
