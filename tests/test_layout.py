@@ -25,6 +25,8 @@ ORDER = [
     "_structural",
     "_moves",
     "_policies",
+    "_override",
+    "_match",
     "_op",
     "_lift",
     "_declare",

@@ -11,15 +11,16 @@ From the pair follow the typing rule, every derivative and the batching rule (`_
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from typax import _axes, _interpret, _jax, _prim
-from typax._axes import Pattern, static_key
+from typax._axes import static_key
 from typax._byhand import axes_type, has_axes, is_raw
-from typax._prim import Application, Cache, Linear, Mask, has_tangent
+from typax._match import Implementation, covers, overlap, read_implementation, show_operands, takes_one_of
+from typax._override import Overridden, rule_setter
+from typax._prim import Cache, Linear, Mask, has_tangent
 from typax._structural import (
     Opened,
     Rule,
@@ -34,153 +35,7 @@ from typax._structural import (
     type_difference,
     views,
 )
-from typax._type import ValueType, dense_type, fits_class, record_view
-
-
-@dataclass(frozen=True, eq=False)
-class Implementation:
-    fn: Callable[..., Any]
-    operands: tuple[tuple[Pattern, ...], ...]
-    variadic: bool
-    statics: dict[str, Any]
-    any_static: bool
-
-    def __str__(self) -> str:
-        return _show_operands(self.operands)
-
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Whether the operands, each a pytree of types, are those of the signature."""
-        n = len(self.operands)
-        if len(args) != n and not (self.variadic and len(args) >= n - 1):
-            return False
-        env: dict[str, Any] = {}
-        pats = [self.operands[min(i, n - 1)] for i in range(len(args))]
-        return all(any(_match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True))
-
-    def hi_count(self) -> int:
-        return sum(any(_is_value_class(p.cls) for p in ps) for ps in self.operands)
-
-
-def _show_operands(operands: Any) -> str:
-    return "(" + ", ".join(" | ".join(p.text for p in ps) for ps in operands) + ")"
-
-
-def _is_value_class(cls: Any) -> bool:
-    return isinstance(cls, type) and hasattr(cls, "_declaration")
-
-
-def _match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
-    leaves = jax.tree.leaves(arg)
-    if p.cls is Any or p.cls is inspect.Parameter.empty:
-        return True
-    if len(leaves) != 1 or leaves[0] is not arg:
-        return getattr(p.cls, "__origin__", p.cls) in (tuple, list, dict)
-    if not fits_class(p.cls, arg):
-        return False
-    if p.dtypes is None and p.axes is None:
-        return True
-    if is_raw(arg) and not has_axes(arg):
-        return False
-    arg = axes_type(arg)
-    if not p.admits(arg.dtype):
-        return False
-    if p.axes is None:
-        return True
-    shape = tuple(arg.shape)
-    lead = len(shape) - p.axes.rank
-    if lead < 0 or (lead and not p.axes.variadic):
-        return False
-    for dim, size in zip(p.axes.dims, shape[lead:], strict=True):
-        name = dim.name
-        if name is not None and env.setdefault(name, size) != size:
-            return False
-        if dim.size is not None and dim.size != size:
-            return False
-    return True
-
-
-def _takes_one_of(p: Pattern, t: ValueType) -> bool:
-    """Whether ``t`` is a stack of what the pattern admits."""
-    if p.axes is None or p.axes.variadic or not fits_class(p.cls, t):
-        return False
-    return 0 < t.ndim - p.axes.rank <= t.n_batch
-
-
-type Operands = tuple[tuple[Pattern, ...], ...]
-
-
-def _covers(a: Operands, b: Operands) -> bool:
-    """Whether all that the signature ``b`` admits is admitted by ``a``."""
-    return all(all(any(_covers_one(p, q) for p in ps) for q in qs) for ps, qs in zip(a, b, strict=False))
-
-
-def _any(p: Pattern) -> bool:
-    return p.cls is Any or p.cls is inspect.Parameter.empty
-
-
-def _subclass(a: Any, b: Any) -> bool:
-    return a is b or (isinstance(a, type) and isinstance(b, type) and issubclass(a, b))
-
-
-def _covers_one(p: Pattern, q: Pattern) -> bool:
-    if _any(p):
-        return True
-    if _any(q) or not _subclass(q.cls, p.cls):
-        return False
-    if p.dtypes is not None and (q.dtypes is None or not set(q.dtypes) <= set(p.dtypes)):
-        return False
-    if p.axes is None:
-        return True
-    if q.axes is None or (q.axes.variadic and not p.axes.variadic) or p.axes.rank > q.axes.rank:
-        return False
-    if p.axes.rank < q.axes.rank and not p.axes.variadic:
-        return False
-    same = _aligned(p, q)
-    if any(a.size is not None and a.size != b.size for a, b in same):
-        return False
-    return all(b.name == d.name for a, b in same for c, d in same if a.name and a.name == c.name)
-
-
-def _aligned(p: Pattern, q: Pattern) -> list[tuple[Any, Any]]:
-    """The last axes of both, those that have a counterpart, with it."""
-    assert p.axes is not None and q.axes is not None
-    n = min(p.axes.rank, q.axes.rank)
-    return list(zip(p.axes.dims[p.axes.rank - n :], q.axes.dims[q.axes.rank - n :], strict=True))
-
-
-def _meet(p: Pattern, q: Pattern) -> Pattern | None:
-    """A pattern for what both admit; ``None`` if nothing is."""
-    if _any(p) or _any(q):
-        return q if _any(p) else p
-    if not (_subclass(p.cls, q.cls) or _subclass(q.cls, p.cls)):
-        return None
-    cls = p.cls if _subclass(p.cls, q.cls) else q.cls
-    both = p.dtypes if q.dtypes is None else q.dtypes if p.dtypes is None else tuple(d for d in p.dtypes if d in q.dtypes)
-    axes = p.axes if q.axes is None else q.axes if p.axes is None else _meet_axes(p, q)
-    if both == () or (axes is None and p.axes is not None):
-        return None
-    return Pattern(cls, both, axes, p.text if cls is p.cls and both == p.dtypes else q.text)
-
-
-def _meet_axes(p: Pattern, q: Pattern) -> Any:
-    assert p.axes is not None and q.axes is not None
-    if any(a.size is not None and b.size is not None and a.size != b.size for a, b in _aligned(p, q)):
-        return None
-    for one, other in ((p.axes, q.axes), (q.axes, p.axes)):
-        if one.rank >= other.rank and (one.rank == other.rank or other.variadic):
-            return one if not one.variadic or other.variadic else other if one.rank == other.rank else None
-    return None
-
-
-def _overlap(a: Implementation, b: Implementation) -> Operands | None:
-    """Operand types that fit two implementations of which neither is the more specific."""
-    if len(a.operands) != len(b.operands) or _covers(a.operands, b.operands) != _covers(b.operands, a.operands):
-        return None
-    meets = [
-        tuple(m for p in ps for q in qs if (m := _meet(p, q)) is not None)
-        for ps, qs in zip(a.operands, b.operands, strict=True)
-    ]
-    return tuple(meets) if all(meets) else None
+from typax._type import ValueType, dense_type, record_view
 
 
 class Op:
@@ -191,6 +46,7 @@ class Op:
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
         self.reference: Any = _bind_fn(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
+        self.rules: dict[str, Any] = {}
         self.cache = Cache()
         self.__doc__ = getattr(reference, "__doc__", None)
         if self.primitive is not None:
@@ -211,25 +67,87 @@ class Op:
         return self.add(fn, _axes.scope(sys._getframe(1)))
 
     def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
-        new = _implementation(self.name, fn, names)
+        new = read_implementation(self.name, fn, names)
         for old in self.impls:
-            shared = _overlap(old, new)
-            if shared is None or any(_covers(i.operands, shared) and _covers(old.operands, i.operands) and i is not old
+            shared = overlap(old, new)
+            if shared is None or any(covers(i.operands, shared) and covers(old.operands, i.operands) and i is not old
                                      for i in self.impls):  # fmt: skip
                 continue
-            if _covers(old.operands, new.operands):
+            if covers(old.operands, new.operands):
                 raise TypeError(f"{self.name}: two implementations take {new}; narrow one")
             raise TypeError(
-                f"{self.name}: two implementations, {old} and {new}, fit {_show_operands(shared)} equally well; narrow one, "
-                f"or add an implementation for {_show_operands(shared)} before them"
+                f"{self.name}: two implementations, {old} and {new}, fit {show_operands(shared)} equally well; narrow one, "
+                f"or add an implementation for {show_operands(shared)} before them"
             )
         self.impls.append(new)
-        self.cache.entries.clear()
+        self.forget()
         return fn
+
+    def forget(self) -> None:
+        """What was derived so far no longer holds."""
+        self.cache.entries.clear()
+
+    def application(self, tys: Sequence[Any], **statics: Any) -> Any:
+        """The op at operands of these types."""
+        return self._application(jax.tree.structure(tuple(range(len(tys)))), tuple(tys), statics)
+
+    def_jvp = rule_setter(
+        "jvp",
+        1,
+        """Set the forward-mode rule, as for `jax.custom_jvp`: ``rule(primals, tangents, **statics) -> (result, tangent)``.
+
+        A tangent that is zero is given as one; those of integers are of dtype float0.
+        """,
+    )
+    def_vjp = rule_setter(
+        "vjp",
+        2,
+        """Set the reverse-mode rule, as for `jax.custom_vjp`.
+
+        ``fwd(nonzero, *operands, **statics) -> (result, residuals)``, where ``nonzero`` tells for each operand whether its
+        cotangent is asked for; ``bwd(residuals, cotangent, **statics) -> cotangents``, one for each operand, ``None`` for
+        zero. Forward mode is then refused, unless `def_jvp` is given as well.
+        """,
+    )
+    def_lin = rule_setter(
+        "lin",
+        2,
+        """Set the linearization: ``lin(nonzero, *operands, **statics) -> (result, residuals)`` and
+        ``linearized(residuals, *tangents, **statics) -> tangent``, linear in the tangents.
+        """,
+    )
+    def_transpose = rule_setter(
+        "transpose",
+        1,
+        """Set the transpose of a linear op: ``rule(cotangent, *operands, **statics) -> cotangents``; operands in which it
+        is to be transposed are ``None``, and only their cotangents are read.
+        """,
+    )
+    def_batch = rule_setter(
+        "batch",
+        1,
+        """Set the batching rule: ``rule(axis_size, in_axes, *operands, **statics) -> (result, out_axes)``; an axis is an
+        int, a `typax.Axes`, or ``None``.
+        """,
+    )
+    def_remat = rule_setter(
+        "remat",
+        2,
+        """Set what a checkpoint keeps: ``forward(*operands, **statics) -> (result, kept)`` and
+        ``again(kept, *operands, **statics) -> result``.
+        """,
+    )
+    def_dce = rule_setter(
+        "dce",
+        1,
+        """Set what is left where not all results are used: ``rule(used, **statics) -> (op, reads)``, an op that gives the
+        used results alone and which operands it takes; ``None`` leaves all as it is.
+        """,
+    )
 
     def choose(self, args: Sequence[Any]) -> Implementation | None:
         fit = [i for i in self.impls if i.fits(args)]
-        best = [i for i in fit if not any(j is not i and _covers(i.operands, j.operands) for j in fit)]
+        best = [i for i in fit if not any(j is not i and covers(i.operands, j.operands) for j in fit)]
         if len(best) > 1:
             raise TypeError(
                 f"{self.name}: {' and '.join(map(str, best))} fit {_show(args)} equally; add an implementation for it"
@@ -274,7 +192,7 @@ class Op:
         """A stack of values where an implementation takes one of them: say so."""
         for impl in self.impls:
             for ps, t in zip(impl.operands, args, strict=False):
-                if isinstance(t, ValueType) and any(_takes_one_of(p, t) for p in ps):
+                if isinstance(t, ValueType) and any(takes_one_of(p, t) for p in ps):
                     raise TypeError(
                         f"{self.name} has no implementation for {_show(args)}: {t} is a stack where {impl} takes one; apply "
                         f"{self.name} to each with jax.vmap"
@@ -324,22 +242,7 @@ def _show_one(arg: Any) -> str:
     return str(arg) if len(leaves) == 1 and leaves[0] is arg else str(jax.tree.map(str, arg))
 
 
-def _implementation(name: str, fn: Callable[..., Any], names: Any) -> Implementation:
-    hints = _axes.resolve(fn, names, f"{name}, implementation {fn.__name__}")
-    operands, statics, variadic, any_static = [], {}, False, False
-    for p in inspect.signature(fn).parameters.values():
-        where = f"{name}: operand {p.name}"
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL):
-            operands.append(_axes.patterns(hints.get(p.name, Any), where))
-            variadic |= p.kind is p.VAR_POSITIONAL
-        elif p.kind is p.KEYWORD_ONLY:
-            statics[p.name] = p.default
-        else:
-            any_static = True
-    return Implementation(fn, tuple(operands), variadic, statics, any_static)
-
-
-class OpApplication(Application):
+class OpApplication(Overridden):
     """An op with one of its implementations, at given operand types and statics."""
 
     out_tree: Any  # these two are found out by tracing the implementation
@@ -347,7 +250,7 @@ class OpApplication(Application):
     reference_tree: Any
 
     def __init__(self, op: Op, impl: Implementation, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> None:
-        self.op, self.impl, self.tree, self.name = op, impl, tree, op.name
+        self.op, self.impl, self.tree, self.name, self.rules = op, impl, tree, op.name, dict(op.rules)
         self.in_tys = tuple(tys)
         self.statics = self._bind_statics(statics)
         self.shown = {} if op.primitive is not None else dict(self.statics)
@@ -491,7 +394,7 @@ class OpApplication(Application):
             self._components = over_components(self.name, self.in_tys, self.out_tys, fn)
         return self._components
 
-    def pushforward(self, nonzero: Mask) -> Linear:
+    def _pushforward(self, nonzero: Mask) -> Linear:
         rules = self._rules(nonzero)
         parts = [r.pushforward(m) for r, m in rules]
         if len(parts) == 1:
@@ -518,10 +421,10 @@ class OpApplication(Application):
             if m
         }
 
-    def pullback(self, nonzero: Mask) -> Linear:
+    def _pullback(self, nonzero: Mask) -> Linear:
         return self._merged(nonzero, [(r.pullback(m), m) for r, m in self._rules(nonzero)])
 
-    def transposed(self, linear: Mask) -> Linear:
+    def _transposed(self, linear: Mask) -> Linear:
         return self._merged(linear, [(r.transposed(m), m) for r, m in self._rules(linear)])
 
     def _merged(self, mask: Mask, parts: Sequence[tuple[Linear, Mask]]) -> Linear:

@@ -29,10 +29,21 @@ type Mask = tuple[bool, ...]
 
 
 class Linear(NamedTuple):
-    """A linear part: the operands that it reads, and the function of their values and of tangent leaves."""
+    """A linear part: the operands that it reads, and the function of their values and of tangent leaves.
+
+    With ``save`` it is a function of what that keeps instead: ``save(operands)`` gives the results and one residual.
+    """
 
     reads: tuple[int, ...]
     fn: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    save: Callable[[Sequence[Any]], tuple[list[Any], Any]] | None = None
+
+    def run(self, prim: Any, primals: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The results of the primitive, and the residuals."""
+        if self.save is None:
+            return prim(*primals), [primals[i] for i in self.reads]
+        outs, kept = self.save(primals)
+        return tuple(outs), [kept]
 
 
 class Cache:
@@ -62,6 +73,8 @@ class Application:
     lo: Callable[..., list[Any]]
     deps: list[frozenset[int]]
     effects: frozenset[Any] = frozenset()
+    refuses: str = ""  # why it cannot be run, if it stands for something that does not exist
+    rules: dict[str, Any] = {}  # noqa: RUF012
 
     def pushforward(self, nonzero: Mask) -> Linear:
         raise NotImplementedError
@@ -89,6 +102,8 @@ class Application:
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """The results on concrete values, or while a program is lowered."""
+        if self.refuses:
+            raise TypeError(self.refuses)
         return _raise(self.out_tys, self.lo(*self.lower(args)))
 
     def apply(self, args: Sequence[Any]) -> list[Any]:
@@ -150,7 +165,7 @@ class Batched(Application):
 
     def __init__(self, base: Application, in_tys: Sequence[Any], dims: tuple[Any, ...], axis: Any) -> None:
         self.base, self.dims, self.axis = base, dims, axis
-        self.name, self.shown, self.effects = base.name, base.shown, base.effects
+        self.name, self.shown, self.effects, self.refuses = base.name, base.shown, base.effects, base.refuses
         self.in_tys = tuple(in_tys)
         size = axis[1]
         in_axes = [a for t, d in zip(in_tys, dims, strict=True) for a in lo_axes(t, d, size)]
@@ -167,6 +182,16 @@ class Batched(Application):
         self.out_tys = tuple(with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
         self.linears = Cache(64)
 
+    def _saving(self, part: Linear) -> Any:
+        """What a rule keeps is mapped along its first axis."""
+        if part.save is None:
+            return None
+        mapped = _jax.vmap(part.save, (list(self.dims),), (list(self.out_dims), 0), self.axis)
+        return lambda primals: mapped(list(primals))
+
+    def _kept_axes(self, part: Linear) -> list[Any]:
+        return [0] if part.save is not None else self._in_axes(part.reads)
+
     def _in_axes(self, which: Sequence[int]) -> list[Any]:
         return [self.dims[i] for i in which]
 
@@ -179,9 +204,9 @@ class Batched(Application):
 
     def pushforward(self, nonzero: Mask) -> Linear:
         def make() -> Linear:
-            reads, fn = self.base.pushforward(nonzero)
-            in_axes = (self._in_axes(reads), self._in_leaves(nonzero))
-            return Linear(reads, _jax.vmap(fn, in_axes, self._out_leaves(), self.axis))
+            part = self.base.pushforward(nonzero)
+            in_axes = (self._kept_axes(part), self._in_leaves(nonzero))
+            return Linear(part.reads, _jax.vmap(part.fn, in_axes, self._out_leaves(), self.axis), self._saving(part))
 
         return self.linears.get(("push", nonzero), make)
 
@@ -193,12 +218,12 @@ class Batched(Application):
 
     def _summing(self, part: Linear, mask: Mask) -> Linear:
         """Cotangents of what is not mapped are summed over the axis."""
-        reads, fn = part
+        fn, save, kept_axes = part.fn, self._saving(part), self._kept_axes(part)
         ct_axes = self._out_leaves()
         out_axes = [_jax.sum_axis if a is None else a for a in self._in_leaves(mask)]
-        mapped = _jax.vmap(fn, (self._in_axes(reads), ct_axes), out_axes, self.axis)
+        mapped = _jax.vmap(fn, (kept_axes, ct_axes), out_axes, self.axis)
         if None not in ct_axes or _jax.sum_axis not in out_axes:
-            return Linear(reads, mapped)
+            return Linear(part.reads, mapped, save)
 
         def both(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             # A cotangent that is not mapped is a total already: it must not be summed again.
@@ -207,11 +232,11 @@ class Batched(Application):
             of_others = [c if a is None else z for c, z, a in zip(cts, zeros, ct_axes, strict=True)]
             first = [None if a is None else a for a in ct_axes]
             outs = [a if a is not _jax.sum_axis else 0 for a in out_axes]
-            once = _jax.vmap(fn, (self._in_axes(reads), first), outs, self.axis)(residuals, of_others)
+            once = _jax.vmap(fn, (kept_axes, first), outs, self.axis)(residuals, of_others)
             picked = [x[0] if a is _jax.sum_axis else x for x, a in zip(once, out_axes, strict=True)]
             return [x + y for x, y in zip(mapped(residuals, of_mapped), picked, strict=True)]
 
-        return Linear(reads, both)
+        return Linear(part.reads, both, save)
 
 
 def _jitted(name: str, jaxpr: Any) -> Callable[..., list[Any]]:
@@ -267,36 +292,38 @@ class TypaxPrim(_jax.HiPrim):
     # forward mode
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         nonzero = tuple(_is_nonzero(t) for t in tangents)
-        out = self(*primals)
-        return out, self._push(nonzero, primals, tangents)
-
-    def _push(self, nonzero: Mask, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         if not any(nonzero):
-            return tuple(_jax.Zero(t.to_tangent_aval()) for t in self.app.out_tys)
-        reads, _ = self.app.pushforward(nonzero)
-        return self._push_residuals(nonzero, [primals[i] for i in reads], tangents)
+            return self(*primals), self._no_tangents()
+        part = self.app.pushforward(nonzero)
+        out, residuals = part.run(self, primals)
+        return out, self._push(part, nonzero, residuals, tangents)
 
-    def _push_residuals(self, nonzero: Mask, residuals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        fn = self.app.pushforward(nonzero).fn
+    def _no_tangents(self) -> tuple[Any, ...]:
+        return tuple(_jax.Zero(t.to_tangent_aval()) for t in self.app.out_tys)
+
+    def _push(self, part: Linear, nonzero: Mask, residuals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         leaves = [x for t, v, m in zip(self.app.in_tys, tangents, nonzero, strict=True) if m for x in open_tangent(t, v)]
-        return close_all(self.app.out_tys, fn(residuals, leaves))
+        return close_all(self.app.out_tys, part.fn(residuals, leaves))
 
     def lin(self, nzs_in: Sequence[bool], *primals: Any) -> Any:
+        return self._forward(self.app.pushforward, nzs_in, primals)
+
+    def _forward(self, part_of: Callable[[Mask], Linear], nzs_in: Sequence[bool], primals: Sequence[Any]) -> Any:
         nonzero = tuple(bool(n) and has_tangent(t) for n, t in zip(nzs_in, self.app.in_tys, strict=True))
-        reads = self.app.pushforward(nonzero).reads if any(nonzero) else ()
-        return self(*primals), Residuals([primals[i] for i in reads], nonzero)
+        if not any(nonzero):
+            return self(*primals), Residuals([], nonzero)
+        out, kept = part_of(nonzero).run(self, primals)
+        return out, Residuals(kept, nonzero)
 
     def linearized(self, res: Any, *tangents: Any) -> Any:
         if not any(res.nonzero):
-            return tuple(_jax.Zero(t.to_tangent_aval()) for t in self.app.out_tys)
+            return self._no_tangents()
         ts = [_jax.instantiate(t) if m else t for t, m in zip(tangents, res.nonzero, strict=True)]
-        return self._push_residuals(res.nonzero, res.values, ts)
+        return self._push(self.app.pushforward(res.nonzero), res.nonzero, res.values, ts)
 
     # reverse mode
     def vjp_fwd(self, nzs_in: Sequence[bool], *primals: Any) -> Any:
-        nonzero = tuple(bool(n) and has_tangent(t) for n, t in zip(nzs_in, self.app.in_tys, strict=True))
-        reads = self.app.pullback(nonzero).reads if any(nonzero) else ()
-        return self(*primals), Residuals([primals[i] for i in reads], nonzero)
+        return self._forward(self.app.pullback, nzs_in, primals)
 
     def vjp_bwd_retval(self, res: Any, cts: Sequence[Any]) -> Any:
         zeros = [_jax.Zero(t.to_ct_aval()) for t in self.app.in_tys]
@@ -310,8 +337,8 @@ class TypaxPrim(_jax.HiPrim):
         linear = tuple(isinstance(a, _jax.GradAccum) for a in args)
         if all(isinstance(c, _jax.Zero) for c in cts):
             return
-        reads, fn = self.app.transposed(linear)
-        leaves = fn([args[i] for i in reads], open_cotangents(self.app.out_tys, cts))
+        part = self.app.transposed(linear)
+        leaves = part.fn([args[i] for i in part.reads], open_cotangents(self.app.out_tys, cts))
         closed = iter(close_all([t for t, m in zip(self.app.in_tys, linear, strict=True) if m], leaves, ct=True))
         for accum, m in zip(args, linear, strict=True):
             if m:
@@ -319,8 +346,21 @@ class TypaxPrim(_jax.HiPrim):
 
     # batching
     def batch(self, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]) -> Any:
+        if "batch" in self.app.rules:
+            return batch_rule(self.app, _jax.axis_key(axis_data), args, dims)
         app = batched(self.app, args, tuple(dims), axis_data)
         return tuple(app.apply(args)), app.out_dims
+
+    # a checkpoint, and dead code
+    def remat(self, trace: Any, *args: Any) -> Any:
+        return remat_rule(self.app, args) if "remat" in self.app.rules else super().remat(trace, *args)
+
+    def dce(self, used_outs: Any, live_ins: Any = None) -> Any:
+        if "dce" in self.app.rules and any(used_outs) and not all(used_outs):
+            made = dce_rule(self.app, used_outs)
+            if made is not None:
+                return made[0], tuple(used_outs), made[1].prim
+        return super().dce(used_outs, live_ins)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -341,6 +381,9 @@ class Residuals:
 open_tangent: Callable[[Any, Any], list[Any]]  # these two are set by _structural
 close_tangent: Callable[[Any, list[Any], bool], Any]
 tangent_leaf_count: Callable[[Any], int]
+batch_rule: Callable[..., Any]  # these by _override
+remat_rule: Callable[..., Any]
+dce_rule: Callable[..., Any]
 
 
 def close_all(tys: Sequence[Any], leaves: Sequence[Any], ct: bool = False) -> tuple[Any, ...]:

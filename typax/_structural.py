@@ -49,7 +49,12 @@ def leaf_types(ty: Any) -> tuple[Any, ...]:
 
 
 def tangent_leaf_count(ty: Any) -> int:
-    return sum(map(_prim.has_tangent, views(ty))) if _prim.has_tangent(ty) else 0
+    return len(tangent_views(ty))
+
+
+def tangent_views(ty: Any) -> list[Any]:
+    """The types of the views that have tangents."""
+    return [v for v in views(ty) if _prim.has_tangent(v)] if _prim.has_tangent(ty) else []
 
 
 def open_tangent(ty: Any, t: Any) -> list[Any]:
@@ -137,7 +142,7 @@ class Rule:
         return [t for t, m in zip(self.out_avals, self.live, strict=True) if m]
 
     def _leaf_avals(self, tys: Sequence[Any], ct: bool = False) -> list[Any]:
-        flat = [v for t in tys if _prim.has_tangent(t) for v in views(t) if _prim.has_tangent(v)]
+        flat = [v for t in tys for v in tangent_views(t)]
         return [v.to_ct_aval() if ct else v.to_tangent_aval() for v in flat]
 
     def pushforward(self, nonzero: Mask) -> Linear:
