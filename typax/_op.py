@@ -135,6 +135,9 @@ class Op:
         2,
         """Set what a checkpoint keeps: ``forward(*operands, **statics) -> (result, kept)`` and
         ``again(kept, *operands, **statics) -> result``.
+
+        What is kept is a constant: derivatives are those of ``again`` in the operands. JAX asks for the rule under its
+        ``jax_remat3`` option; its present checkpoint runs the op again.
         """,
     )
     def_dce = rule_setter(
