@@ -11,7 +11,7 @@ from _util import W, X, close
 from jaxtyping import Array, Float
 
 import typax
-from typax import QArray, dense, matmul, quantize
+from typax import QArray, dense, hijax, matmul, quantize
 
 pytestmark = pytest.mark.core
 
@@ -354,3 +354,31 @@ def test_ops_are_traced_in_several_threads_at_once():
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(work, range(16)))
     close(got, [float(jnp.sum(dense(quantize(X * (i + 1))))) for i in range(16)])
+
+
+class Rows(hijax.MappingSpec):
+    """The mapping spec of a type of one's own: it is mapped along its rows."""
+
+
+class RowType(typax.ValueType):
+    def mapping(self, spec):
+        return 0 if isinstance(spec, Rows) else spec
+
+    def str_short(self, short_dtypes=False, mesh_axis_types=False):
+        return f"rows({self.shape[0]})"
+
+
+class Table(QArray, hitype=RowType):
+    pass
+
+
+def test_a_type_may_replace_what_is_derived_for_it(q):
+    t = Table(*q.components()[:2])
+    assert str(jax.typeof(t)) == "rows(2)" and "rows(2)" in str(jax.make_jaxpr(dense)(t))
+    close(jax.vmap(dense, in_axes=Rows(), axis_size=2)(t), dense(t))
+    out = jax.vmap(lambda t: t, in_axes=Rows(), out_axes=Rows(), axis_size=2)(t)
+    close(dense(out), dense(t))
+    close(jax.vmap(lambda x: Table.from_dense(x), out_axes=Rows())(X).scale, t.scale)
+    close(jax.grad(lambda t: jnp.sum(jax.vmap(dense, in_axes=Rows(), axis_size=2)(t) ** 2))(t), 2 * dense(t))
+    with pytest.raises(TypeError, match=r"is no subclass of typax\.ValueType"):
+        type("Odd", (QArray,), {}, hitype=int)

@@ -343,7 +343,7 @@ def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
 def matchaxis(axis_data: Any, src: Any, dst: Any, x: Any, sum_match: bool = False) -> Any:
     """``batching.matchaxis`` moves a batch axis to where a loop or a caller wants it, but does not know the mapping specs of
     hi values; everything else is left alone."""
-    if isinstance(src, MappingSpec) and src != dst and is_hi_value(x):
+    if (isinstance(src, MappingSpec) or isinstance(dst, MappingSpec)) and src != dst and is_hi_value(x):
         moved = rebatch_hi(x, axis_data.size, src, dst, axis_data.explicit_mesh_axis)
         if moved is not None:
             return moved

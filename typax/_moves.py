@@ -156,6 +156,8 @@ def reshard(value: Any, sharding: Any) -> Any:
 
 def rebatch(value: Any, size: int, src: Any, dst: Any, mesh_axis: Any = None) -> Any:
     """A value mapped by ``src`` as one mapped by ``dst``: unmapped components are stacked. ``None`` if it cannot be done."""
+    if isinstance(ty := _jax.typeof(value), ValueType):
+        src, dst = ty.mapping(src), ty.mapping(dst)
     if src == dst:
         return value
     if isinstance(src, int) and isinstance(dst, int) and not isinstance(_jax.typeof(value), ValueType):

@@ -348,6 +348,7 @@ class TypaxPrim(_jax.HiPrim):
     def batch(self, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]) -> Any:
         if "batch" in self.app.rules:
             return batch_rule(self.app, _jax.axis_key(axis_data), args, dims)
+        dims = [t.mapping(d) if isinstance(t, ValueType) else d for t, d in zip(self.app.in_tys, dims, strict=True)]
         app = batched(self.app, args, tuple(dims), axis_data)
         return tuple(app.apply(args)), app.out_dims
 

@@ -370,6 +370,10 @@ class ValueType(Partitioned, _jax.HiType):
 
     # --- mapping ----------------------------------------------------------------------------------------------
 
+    def mapping(self, spec: Any) -> Any:
+        """A mapping spec as an int, `typax.Axes` or ``None``: a type with specs of its own translates them here."""
+        return spec
+
     def component_specs(self, spec: Any) -> list[Any]:
         """A spec for each leaf, from an int, `Axes` or ``None``."""
         if isinstance(spec, Axes):
@@ -420,6 +424,7 @@ class ValueType(Partitioned, _jax.HiType):
 
     def _checked(self, spec: Any, adding: bool) -> tuple[list[Any], int | None]:
         """The spec of each leaf, and the batch axis they all speak of (``None``: each leaf has its own)."""
+        spec = self.mapping(spec)
         if not isinstance(spec, int | Axes):
             raise TypeError(
                 f"{self} is mapped along a batch axis named by an int, or by typax.Axes with one entry for each "

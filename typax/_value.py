@@ -66,7 +66,8 @@ class Value(metaclass=ValueMeta):
     """Base class of hi values. Subclass it with annotated components, statics and a ``dense`` method.
 
     Class keywords: ``name`` is how the type prints (default: the class name in lower case); ``tangent`` is what a small
-    change of a value is: ``"dense"`` (the default), ``"componentwise"``, ``"itself"``, ``"none"``, or a `typax.Tangent`.
+    change of a value is: ``"dense"`` (the default), ``"componentwise"``, ``"itself"``, ``"none"``, or a `typax.Tangent`;
+    ``hitype`` is a subclass of `typax.ValueType` that replaces what is derived for the type (printing, mapping, sharding).
 
     A component is annotated in jaxtyping's notation, by another value class, or as ``tuple[Any, ...]``; any other
     annotated field is a static parameter of the type and must be hashable.  The return annotation of ``dense`` says what a
@@ -80,10 +81,17 @@ class Value(metaclass=ValueMeta):
 
     _declaration: ClassVar[Declaration]
     _hitype: ClassVar[type[ValueType]]
+    _base_hitype: ClassVar[type[ValueType]]
     _tangent_class: ClassVar[Any]
 
     def __init_subclass__(
-        cls, *, name: str | None = None, tangent: Any = None, _components: tuple[Component, ...] | None = None, **kwargs: Any
+        cls,
+        *,
+        name: str | None = None,
+        tangent: Any = None,
+        hitype: type[ValueType] | None = None,
+        _components: tuple[Component, ...] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init_subclass__(**kwargs)
         names = _axes.scope(sys._getframe(1))
@@ -100,7 +108,12 @@ class Value(metaclass=ValueMeta):
         statics = {s.name: _static_property(s.name) for s in decl.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
         methods |= {"transpose": _jax.aval_method(cls.transpose), "__jax_array__": _jax.aval_method(_no_array)}
-        cls._hitype = type(f"{cls.__name__}Type", (ValueType,), props | statics | methods | _install_methods(cls, names))
+        if hitype is not None and not (isinstance(hitype, type) and issubclass(hitype, ValueType)):
+            raise TypeError(f"{cls.__name__}: hitype={hitype!r} is no subclass of typax.ValueType")
+        inherited = next((b._base_hitype for b in cls.__mro__[1:] if "_base_hitype" in vars(b)), ValueType)
+        base: Any = hitype or inherited
+        cls._base_hitype = base
+        cls._hitype = type(f"{cls.__name__}Type", (base,), props | statics | methods | _install_methods(cls, names))
         cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
         cls.__signature__ = _signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
