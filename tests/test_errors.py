@@ -172,3 +172,245 @@ def test_results_of_another_structure_than_the_reference():
 def test_plain_operands_must_fit_where_an_implementation_takes_plain_operands(x):
     with pytest.raises(TypeError, match=r"quantize has no implementation for .*it has: \(Float\[Array, '\*batch n'\]\)"):
         quantize(x)
+
+
+# --- a value is not an array -------------------------------------------------------------------------------------
+
+USES = {
+    "matmul": lambda v: v @ W, "rmatmul": lambda v: X @ v, "numpy_rmatmul": lambda v: np.ones((2, 3)) @ v,
+    "add": lambda v: v + 1, "radd": lambda v: 1 + v, "eq": lambda v: v == 1, "ne": lambda v: v != v, "lt": lambda v: v < 1,
+    "neg": lambda v: -v, "abs": abs, "invert": lambda v: ~v, "truediv": lambda v: v / 2, "pow": lambda v: v**2,
+    "rpow": lambda v: 2**v, "floordiv": lambda v: v // 2, "and": lambda v: v & 1, "divmod": lambda v: divmod(v, 2),
+    "getitem": lambda v: v[0], "contains": lambda v: 1 in v, "len": len, "iter": list, "T": lambda v: v.T,
+    "at": lambda v: v.at[0], "astype": lambda v: v.astype(jnp.float32), "sum": lambda v: v.sum(), "jnp.sum": jnp.sum,
+    "jnp.stack": lambda v: jnp.stack([v, v]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("through", ["eagerly", "jit", "in an op"])
+def test_what_an_array_does_and_a_value_does_not(use, through):
+    f = USES[use]
+    op = typax.op(lambda x: x)
+    op.impl(lambda v: f(v))
+    with pytest.raises(TypeError, match=r"q8\[3,4\] is not an array .*typax\.matmul.*typax\.dense.*typax\.lift"):
+        {"eagerly": f, "jit": jax.jit(f), "in an op": op}[through](quantize(W))
+
+
+@pytest.mark.parametrize("use", [bool, float, int, np.asarray, np.sum, round, lambda v: np.add(np.ones(4), v)])
+def test_what_a_concrete_value_does_not(use):
+    with pytest.raises(TypeError, match=r"q8\[3,4\] is not an array .*typax\.matmul.*typax\.dense.*typax\.lift"):
+        use(quantize(W))
+
+
+def test_names_of_array_methods_are_not_there():
+    v = quantize(W)
+    assert not hasattr(v, "T") and not hasattr(v, "sum") and not jax.jit(lambda v: hasattr(v, "T"))(v)
+    assert v in [v] and isinstance(hash(v), int)
+    with pytest.raises(AttributeError, match="'QArray' object has no attribute 'other'"):
+        v.other  # type: ignore[attr-defined]
+
+
+def test_a_class_defines_its_own_operators():
+    class Money(Value):
+        a: Float32[Array, ""]
+
+        def dense(self) -> Float32[Array, ""]:
+            return self.a
+
+        def __add__(self, other):
+            return dense(self) + other
+
+        def __eq__(self, other):
+            return dense(self) == other
+
+        def __float__(self):
+            return float(dense(self))
+
+        def __rmatmul__(self, other):
+            return other * dense(self)
+
+    v = Money(jnp.float32(2))
+    for run in (lambda f: f, jax.jit):
+        assert run(lambda v: v + 1)(v) == 3 and run(lambda v: v == 2)(v)
+    assert float(v) == 2 and (np.ones(2) @ v == 2).all()
+    with pytest.raises(TypeError, match="money\\[\\] is not an array"):
+        v - 1  # type: ignore[operator]
+
+
+def test_a_value_is_not_changed():
+    v = quantize(X)
+    with pytest.raises(AttributeError, match="QArray values are immutable; scale cannot be deleted"):
+        del v.scale
+
+
+def test_an_error_of_a_property_is_seen():
+    class Odd(Value):
+        a: Float32[Array, ""]
+
+        def dense(self) -> Float32[Array, ""]:
+            return self.a
+
+        @property
+        def wrong(self):
+            return (1).nothing  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'nothing'"):
+        Odd(jnp.float32(1)).wrong  # type: ignore[attr-defined]
+
+
+# --- refs, mapping -----------------------------------------------------------------------------------------------
+
+
+def test_a_ref_of_a_value_is_read_whole():
+    def read(v):
+        return jax.new_ref(v)[0]
+
+    def write(v):
+        jax.new_ref(v)[0] = v
+
+    for f in (read, jax.jit(read), write, jax.jit(write)):
+        with pytest.raises(TypeError, match=r"a ref of q8\[2,3\] is read and written whole, ref\[\.\.\.\]"):
+            f(quantize(X))
+    assert (dense(jax.new_ref(quantize(X))[...]) == dense(quantize(X))).all()
+
+
+@pytest.mark.parametrize(("axes", "name"), [(typax.Axes(0, None), "scale"), (typax.Axes(None, 0), "qvalue")])
+def test_a_spec_that_leaves_out_a_component(axes, name):
+    stack = quantize(jnp.stack([W, W]))
+    with pytest.raises(TypeError, match=rf"leaves {name} of q8\[2,3,4\] unmapped, but it has batch axis 0"):
+        jax.vmap(dense, in_axes=(axes,), axis_size=2)(stack)
+
+
+# --- ops ---------------------------------------------------------------------------------------------------------
+
+
+def build(row):
+    return QArray(row.astype(jnp.int8), jnp.float32(1))
+
+
+def test_building_inside_a_loop_of_an_op():
+    bodies = [lambda x: jax.vmap(build)(x), lambda x: jax.lax.scan(lambda c, row: (c, build(row)), 0, x)[1]]
+    for body in bodies:
+        op = typax.op(lambda x: x)
+        op.impl(body)
+        with pytest.raises(
+            TypeError, match=r"traced components: a value is built in traced code by QArray\.from_components"
+        ):
+            op(X)
+
+
+def test_a_result_that_is_no_value():
+    @typax.op(reference=lambda x: x)
+    def text(x):
+        return "a"
+
+    with pytest.raises(TypeError, match=r"text \(Any\): the implementation returns 'a' of type str, which is not a value"):
+        text(X)
+
+
+@pytest.mark.parametrize("make", [lambda: typax.op(3), lambda: typax.op(reference=3)])
+def test_an_op_of_something_else(make):
+    with pytest.raises(TypeError, match=r"typax\.op takes a function or a JAX primitive, not 3 of type int"):
+        make()
+
+
+def test_values_go_by_position():
+    with pytest.raises(TypeError, match=r"quantize: keyword arguments are static and must be hashable .*go by position"):
+        quantize(x=X)
+    with pytest.raises(TypeError, match="matmul: keyword arguments are static; the value w goes by position"):
+        matmul(X, w=quantize(W))
+    with pytest.raises(TypeError, match="is not a value"):
+        matmul(2**40, quantize(W))
+
+
+def test_statics_that_the_reference_does_not_take():
+    @typax.op(reference=lambda x: x)
+    def fake(x: Float[QArray, "*b n"], *, bits=8):
+        return x
+
+    assert (fake(X, bits=4) == X).all() and jax.typeof(fake(quantize(X), bits=4)) == jax.typeof(quantize(X))
+    for x in (X, quantize(X)):
+        with pytest.raises(TypeError, match=r"fake.* takes no keyword bats"):
+            fake(x, bats=4)
+
+
+def test_defaults_that_differ():
+    with pytest.raises(TypeError, match=r"scaled \(QArray\): the default of p is 2, but its reference has 3; make them one"):
+
+        @typax.op(reference=lambda x, p=3: x)
+        def scaled(x: QArray, *, p=2):
+            return x
+
+    @typax.op(reference=lambda x, p=3: x * p)
+    def same(x: QArray, *, p=3):
+        return dense(x) * p
+
+    assert (same(quantize(X)) == same(dense(quantize(X)))).all()
+
+
+def test_axes_of_operands_agree():
+    halves = typax.op(lambda x, y: x)
+
+    @halves.impl
+    def _(x: Float[QArray, "m k"], y: Float[Array, "k//2"]):
+        return dense(x)
+
+    rows = typax.op(lambda x, y: x)
+
+    @rows.impl
+    def _(x: Float[QArray, "*b k"], y: Float[Array, "*b"]):
+        return dense(x)
+
+    w = quantize(W)
+    assert halves(w, jnp.ones(2)).shape == rows(w, jnp.ones(3)).shape == w.shape
+    for op, y in ((halves, jnp.ones(3)), (rows, jnp.ones(4)), (rows, jnp.ones((1, 3)))):
+        with pytest.raises(TypeError, match=r"has no implementation for \(q8\[3,4\], float32"):
+            op(w, y)
+
+
+def test_an_error_in_a_body_comes_alone():
+    @typax.op(reference=lambda x: x)
+    def fails(x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as info:
+        fails(X)
+    assert info.value.__context__ is None
+
+
+@pytest.mark.parametrize("promotion", ["allow", "raise"])
+@pytest.mark.parametrize(
+    ("q", "x"),
+    [
+        ((3, 4), (4,)),
+        ((3, 4), (4, 2)),
+        ((3, 4), (5, 4, 2)),
+        ((2, 3, 4), (4,)),
+        ((4,), (4,)),
+        ((4,), (4, 2)),
+        ((4,), (5, 4, 2)),
+    ],
+)
+def test_a_quantized_value_times_an_array(q, x, promotion):
+    same_product(*random(q, x), promotion)
+
+
+@pytest.mark.parametrize("promotion", ["allow", "raise"])
+@pytest.mark.parametrize(
+    ("x", "q"), [((3,), (3, 4)), ((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((4,), (4,)), ((5, 2, 4), (4,))]
+)
+def test_an_array_times_a_quantized_value(x, q, promotion):
+    same_product(*random(q, x)[::-1], promotion)
+
+
+def random(q, x):
+    keys = jax.random.split(jax.random.key(0))
+    return quantize(jax.random.normal(keys[0], q)), jax.random.normal(keys[1], x)
+
+
+def same_product(a, b, promotion):
+    with jax.numpy_rank_promotion(promotion):
+        got, want = matmul(a, b), jnp.matmul(dense(a), dense(b))
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

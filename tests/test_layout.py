@@ -17,6 +17,7 @@ ORDER = [
     "_axes",
     "_spec",
     "_tangent",
+    "_declaration",
     "_byhand",
     "_partition",
     "_type",
@@ -30,6 +31,8 @@ ORDER = [
     "_op",
     "_lift",
     "_declare",
+    "_refuse",
+    "_build",
     "_value",
     "quantized",
     "",  # typax/__init__.py

@@ -92,8 +92,20 @@ class Pattern:
 
     @property
     def dtype(self) -> Any:
-        """The one dtype that is admitted, or ``None``."""
-        return jnp.dtype(self.dtypes[0]) if self.dtypes is not None and len(self.dtypes) == 1 else None
+        """The one dtype that is admitted, or ``None``; keys have one for each generator."""
+        names = {d.rstrip("_") for d in self.dtypes or ()}  # NumPy's bool is also bool_
+        return jnp.dtype(names.pop()) if len(names) == 1 and "prng_key" not in names else None
+
+    @property
+    def default_dtype(self) -> Any:
+        """The dtype that is meant where none is given: float32 if it is admitted."""
+        if self.dtype is not None:
+            return self.dtype
+        if "prng_key" in (self.dtypes or ()):
+            return jax.random.key(0).dtype
+        return next(
+            (jnp.dtype(d) for d in ("float32", "int32", "uint32", "complex64") if self.admits(d)), jnp.dtype("float32")
+        )
 
     def admits(self, dtype: Any) -> bool:
         return self.dtypes is None or _dtype_name(dtype) in self.dtypes
@@ -143,6 +155,11 @@ def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
     return (Pattern(annotation, None, None, name),)
 
 
+def dtype_of(d: Any) -> Any:
+    """``d`` as a dtype; those of keys are none of NumPy's."""
+    return d if jnp.issubdtype(d, jax.dtypes.extended) else jnp.dtype(d)
+
+
 def _dtype_name(dtype: Any) -> str:
     return "prng_key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).name
 
@@ -159,14 +176,15 @@ def evaluate(dim: Dim, env: Mapping[str, Axis], where: str) -> Axis:
                     raise TypeError(f"{where}: axis {name!r} of {dim.text!r} is not bound by any component or static")
                 return env[name]
             case ast.BinOp(left=left, op=op, right=right):
-                return _combine(op, ev(left), ev(right), f"{where}: axis {dim.text!r}")
+                rounds = any(isinstance(n, ast.Add | ast.Sub) for n in ast.walk(left))  # (n+1)//2 is meant to round down
+                return _combine(op, ev(left), ev(right), f"{where}: axis {dim.text!r}", rounds)
         raise TypeError(f"{where}: cannot evaluate axis {dim.text!r}")
 
     assert dim.expr is not None
     return ev(dim.expr)
 
 
-def _combine(op: ast.operator, a: Axis, b: Axis, where: str) -> Axis:
+def _combine(op: ast.operator, a: Axis, b: Axis, where: str, rounds: bool) -> Axis:
     if b.part is not None:
         raise TypeError(f"{where}: the second operand of an expression must not be sharded, got {b.size}@{b.part}")
     match op:
@@ -176,6 +194,8 @@ def _combine(op: ast.operator, a: Axis, b: Axis, where: str) -> Axis:
             if b.size <= 0:
                 raise TypeError(f"{where}: cannot divide an axis of size {a.size} by {b.size}")
             shards = _shards(a)
+            if a.size % b.size and shards == 1 and not rounds:
+                raise TypeError(f"{where}: {a.size} is not a multiple of {b.size}")
             if a.size % shards or (shards > 1 and (a.size // shards) % b.size):
                 raise TypeError(
                     f"{where}: each of the {shards} shards of size {a.size // shards} must be a multiple of {b.size}"
@@ -209,12 +229,16 @@ def _show_part(part: Any) -> str:
 
 
 def static_key(v: Any) -> Any:
-    """A static as a part of a cache key: unlike ``==``, it tells 1, 1.0 and True apart, and 0.0 from -0.0."""
+    """What tells statics apart: ``2``, ``2.0`` and ``True`` are equal in Python, ``0.0`` and ``-0.0`` too."""
+    if isinstance(v, float):
+        return type(v), float(v).hex()
+    if isinstance(v, complex):
+        return type(v), v.real.hex(), v.imag.hex()
     if isinstance(v, tuple):
         return (type(v), *map(static_key, v))
-    if isinstance(v, float):
-        return float, v, math.copysign(1.0, v)
-    return (type(v), v) if isinstance(v, int) else v
+    if isinstance(v, frozenset):
+        return type(v), frozenset(map(static_key, v))
+    return type(v), v
 
 
 def scope(frame: Any) -> Mapping[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, dataclass_transform
 import jax
 
 from typax import _axes, _jax, _policies
+from typax._declaration import MISSING, Component, Declaration, Static
 from typax._tangent import Tangent
-from typax._type import MISSING, Component, Declaration, Static, ValueType, typing_tree
+from typax._type import ValueType, typing_tree
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -40,6 +41,8 @@ def declare(root: Any, cls: Any, name: str, tangent: Any, names: Any) -> Declara
             pats = _axes.patterns(hint, f"{who}.{field}")
             if len({str(p.axes) for p in pats}) > 1:
                 raise TypeError(f"{who}.{field}: the alternatives of a component have the same axes")
+            if _has_default(cls, field):
+                raise TypeError(f"{who}.{field}: a component has no default; make one in a classmethod that builds a value")
             components.append(Component(field, pats))
         else:
             statics.append(Static(field, getattr(cls, field, MISSING)))
@@ -49,10 +52,29 @@ def declare(root: Any, cls: Any, name: str, tangent: Any, names: Any) -> Declara
     stands_for, dtype_from, body = None, None, cls.__dict__.get("dense") or next(bases, None)
     if body is not None:
         stands_for, dtype_from = _stands_for(cls, body, names, components, statics)
+    _bound(who, components, stands_for, {s.name for s in statics})
     return Declaration(
         cls, name, tuple(components), tuple(statics), tuple(h for h in hints if _is_field(h, components, statics)),
         _policy(cls, tangent, record=body is None), stands_for, dtype_from, body,
     )  # fmt: skip
+
+
+def _has_default(cls: Any, field: str) -> bool:
+    found = next((vars(b)[field] for b in cls.__mro__ if field in vars(b)), None)
+    return found is not None and not hasattr(found, "__get__")
+
+
+def _bound(who: str, components: Sequence[Component], stands_for: Any, statics: set[str]) -> None:
+    """Every name in an expression, and in what a value stands for, is an axis of a component or a static."""
+    known = statics | {d.name for c in components if c.axes for d in c.axes.dims if d.name}
+    places = [(f"{who}.{c.name}", c.axes) for c in components] + [(f"{who}.dense", stands_for and stands_for.axes)]
+    for where, axes in places:
+        for d in axes.dims if axes else ():
+            if unknown := sorted(d.names - known):
+                raise TypeError(
+                    f"{where}: axis {d.text!r}: no component has an axis {unknown[0]!r} and no static is named so; add "
+                    f"one, for instance  {unknown[0]}: int"
+                )
 
 
 def _policy(cls: Any, tangent: Any, record: bool) -> Tangent:

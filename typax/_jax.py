@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, api, config, core, dtypes, source_info_util
+from jax._src import ad_checkpoint, ad_util, api, config, core, dtypes, pjit, source_info_util
 from jax._src.hijax import Static
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
 from jax._src.lax.control_flow import conditionals
-from jax._src.pjit import jit_p as _jit_p
+from jax._src.lib import guard_lib
 from jax.experimental import hijax
 
 ShapedArray = core.ShapedArray
@@ -48,7 +48,7 @@ vjp_from_jvp = hijax.vjp_from_jvp
 jvp_from_lin = hijax.jvp_from_lin
 ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
-jit_p = _jit_p
+jit_p = pjit.jit_p
 transpose_p = jax.lax.transpose_p
 typeof = core.typeof
 sum_axis = batching.sum_axis
@@ -161,7 +161,12 @@ def varying(aval: Any) -> frozenset[str]:
 def array_type(shape: tuple[int, ...], dtype: Any, like: Any, parts: tuple[Any, ...]) -> Any:
     """An array type on the mesh of ``like``, partitioned by ``parts``, varying as ``like`` does."""
     sharding = like.sharding.update(spec=jax.P(*parts))
-    return ShapedArray(shape, jax.numpy.dtype(dtype), sharding=sharding, manual_axis_type=like.mat)
+    return ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=like.mat)
+
+
+def in_device_get() -> bool:
+    """Whether ``jax.device_get`` is running: it asks a value for ``__array__``, and takes what it gives."""
+    return bool(guard_lib.thread_local_state().explicit_device_get)
 
 
 def partitioned_otherwise(aval: Any, spec: Any) -> bool:
@@ -327,6 +332,20 @@ def _repair_cond() -> None:
 _repair_cond()
 
 
+_to_meta_ty = pjit.convert_to_metaty
+
+
+def convert_to_metaty(arg: Any) -> Any:
+    """What ``jax.jit(f).lower`` knows of an argument: the sharding of a hi argument is taken for that of each array to which
+    it lowers, whatever its rank, though these have their own in their types.  Everything else is left alone."""
+    meta = _to_meta_ty(arg)
+    return meta.replace(sharding=None) if is_hi(meta.aval) else meta
+
+
+_probe = type("_probe", (HiType,), {"sharding": ..., "__hash__": object.__hash__, "__eq__": object.__eq__})()
+if _to_meta_ty(_probe).sharding is not None:
+    pjit.convert_to_metaty = convert_to_metaty
+
 _broadcast, _matchaxis = batching.broadcast, batching.matchaxis
 broadcast_hi: Callable[..., Any]  # these two are set by _structural
 rebatch_hi: Callable[..., Any]
@@ -381,7 +400,7 @@ def is_hi_value(x: Any) -> bool:
     """Whether ``x`` is a hi value or a tracer of one."""
     try:
         return is_hi(typeof(x))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -29,9 +29,11 @@ class Implementation:
         n = len(self.operands)
         if len(args) != n and not (self.variadic and len(args) >= n - 1):
             return False
-        env: dict[str, Any] = {}
+        env: dict[Any, Any] = {}
         pats = [self.operands[min(i, n - 1)] for i in range(len(args))]
-        return all(any(match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True))
+        if not all(any(match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True)):
+            return False
+        return all(_holds(dim, size, env) for dim, size in env.get(_EXPRESSIONS, ()))
 
     def hi_count(self) -> int:
         return sum(any(_is_value_class(p.cls) for p in ps) for ps in self.operands)
@@ -45,7 +47,20 @@ def _is_value_class(cls: Any) -> bool:
     return isinstance(cls, type) and hasattr(cls, "_declaration")
 
 
-def match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
+_EXPRESSIONS = object()
+
+
+def _holds(dim: Any, size: int, env: dict[Any, Any]) -> bool:
+    """Whether an axis such as ``k//2`` has the size that the operands give it; a name that none of them shows is free."""
+    if not dim.names <= env.keys():
+        return True
+    try:
+        return _axes.evaluate(dim, {n: _axes.Axis(env[n]) for n in dim.names}, "").size == size
+    except TypeError:
+        return False
+
+
+def match(p: Pattern, arg: Any, env: dict[Any, Any]) -> bool:
     leaves = jax.tree.leaves(arg)
     if p.cls is Any or p.cls is inspect.Parameter.empty:
         return True
@@ -72,14 +87,25 @@ def match(p: Pattern, arg: Any, env: dict[str, Any]) -> bool:
             return False
         if dim.size is not None and dim.size != size:
             return False
-    return True
+        if name is None and dim.size is None:
+            env.setdefault(_EXPRESSIONS, []).append((dim, size))
+    return not p.axes.variadic or env.setdefault(f"*{p.axes.variadic}", shape[:lead]) == shape[:lead]
 
 
-def takes_one_of(p: Pattern, t: ValueType) -> bool:
-    """Whether ``t`` is a stack of what the pattern admits."""
-    if p.axes is None or p.axes.variadic or not fits_class(p.cls, t):
-        return False
-    return 0 < t.ndim - p.axes.rank <= t.n_batch
+def stack_of_one(impl: Implementation, args: Sequence[Any]) -> ValueType | None:
+    """An operand that is a stack of values where the implementation takes one, the others being as it takes them."""
+    for i, (ps, t) in enumerate(zip(impl.operands, args, strict=False)):
+        for p in ps:
+            if not isinstance(t, ValueType) or p.axes is None or p.axes.variadic or not fits_class(p.cls, t):
+                continue
+            extra, one = t.ndim - p.axes.rank, t
+            if not 0 < extra <= t.n_batch:
+                continue
+            for _ in range(extra):
+                one = one.dec_rank(one.batch[0].size, 0)
+            if impl.fits([*args[:i], one, *args[i + 1 :]]):
+                return t
+    return None
 
 
 type Operands = tuple[tuple[Pattern, ...], ...]

@@ -8,6 +8,7 @@
 From the pair follow the typing rule, every derivative and the batching rule (`_structural.Rule`, `_prim.Application`).
 """
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import jax
 from typax import _axes, _interpret, _jax, _prim
 from typax._axes import static_key
 from typax._byhand import axes_type, has_axes, is_raw
-from typax._match import Implementation, covers, overlap, read_implementation, show_operands, takes_one_of
+from typax._match import Implementation, covers, overlap, read_implementation, show_operands, stack_of_one
 from typax._override import Overridden, rule_setter
 from typax._prim import Cache, Linear, Mask, has_tangent
 from typax._structural import (
@@ -27,6 +28,7 @@ from typax._structural import (
     by_components,
     component_leaves,
     from_traced,
+    is_value,
     leaf_types,
     over_components,
     over_views,
@@ -68,6 +70,7 @@ class Op:
 
     def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
         new = read_implementation(self.name, fn, names)
+        self._check_defaults(new)
         for old in self.impls:
             shared = overlap(old, new)
             if shared is None or any(covers(i.operands, shared) and covers(old.operands, i.operands) and i is not old
@@ -148,6 +151,38 @@ class Op:
         """,
     )
 
+    @functools.cached_property
+    def reference_keywords(self) -> dict[str, inspect.Parameter] | None:
+        """The parameters of the reference; ``None`` if it takes any keyword."""
+        if self.primitive is not None or self.reference is None:
+            return None
+        try:
+            params = inspect.signature(self.reference).parameters
+        except (TypeError, ValueError):  # a function that does not tell
+            return None
+        return None if any(p.kind is p.VAR_KEYWORD for p in params.values()) else dict(params)
+
+    def accepted(self, statics: dict[str, Any]) -> dict[str, Any]:
+        """Those of the statics that the reference takes."""
+        known = self.reference_keywords
+        return statics if known is None else {k: v for k, v in statics.items() if k in known}
+
+    def _check_defaults(self, new: Implementation) -> None:
+        for k, p in (self.reference_keywords or {}).items():
+            mine = new.statics.get(k, p.default)
+            if inspect.Parameter.empty not in (mine, p.default) and not (mine is p.default or mine == p.default):
+                raise TypeError(
+                    f"{self.name} {new}: the default of {k} is {mine!r}, but its reference has {p.default!r}; make them one"
+                )
+
+    def _on_arrays(self, args: Any, statics: dict[str, Any]) -> Any:
+        """The reference, for operands that are all plain; a keyword must be known to it or to an implementation."""
+        taken = self.accepted(statics)
+        known = {k for i in self.impls for k in i.statics}
+        if (unknown := statics.keys() - taken.keys() - known) and not any(i.any_static for i in self.impls):
+            raise TypeError(f"{self.name} takes no keyword {', '.join(sorted(unknown))}")
+        return self.reference(*args, **taken)
+
     def choose(self, args: Sequence[Any]) -> Implementation | None:
         fit = [i for i in self.impls if i.fits(args)]
         best = [i for i in fit if not any(j is not i and covers(i.operands, j.operands) for j in fit)]
@@ -166,16 +201,20 @@ class Op:
         try:
             app = self.cache.entries.get(key)
         except TypeError as e:
-            raise TypeError(f"{self.name}: keyword arguments are static and must be hashable ({e})") from None
+            raise TypeError(
+                f"{self.name}: keyword arguments are static and must be hashable ({e}); values go by position"
+            ) from None
         if app is None:
             with _jax.without_anonymous_axes():
                 key = (tree, tys, named, _jax.trace_key())
                 app = self.cache.get(key, lambda: self._application(tree, tys, statics))
         if app is _REFERENCE:
-            return self.reference(*args, **statics)
+            return self._on_arrays(args, statics)
         return app.out_tree.unflatten(app.apply(flat))
 
     def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
+        if values := [k for k, v in statics.items() if _jax.is_hi_value(v)]:
+            raise TypeError(f"{self.name}: keyword arguments are static; the value {values[0]} goes by position")
         args = tree.unflatten(tys)
         impl = self.choose(args)
         if impl is None:
@@ -194,12 +233,11 @@ class Op:
     def _refuse_stacks(self, args: Any) -> None:
         """A stack of values where an implementation takes one of them: say so."""
         for impl in self.impls:
-            for ps, t in zip(impl.operands, args, strict=False):
-                if isinstance(t, ValueType) and any(takes_one_of(p, t) for p in ps):
-                    raise TypeError(
-                        f"{self.name} has no implementation for {_show(args)}: {t} is a stack where {impl} takes one; apply "
-                        f"{self.name} to each with jax.vmap"
-                    )
+            if (t := stack_of_one(impl, args)) is not None:
+                raise TypeError(
+                    f"{self.name} has no implementation for {_show(args)}: {t} is a stack where {impl} takes one; apply "
+                    f"{self.name} to each with jax.vmap"
+                )
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits."""
@@ -230,7 +268,7 @@ def _bind_fn(primitive: Any) -> Callable[..., Any]:
 def _type_of(op: str, x: Any) -> Any:
     try:
         return _jax.typeof(x)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"{op}: operand {x!r} of type {type(x).__name__} is not a value; static parameters go by keyword"
         ) from None
@@ -297,6 +335,11 @@ class OpApplication(Overridden):
             with Opened():
                 out = self.impl.fn(*self.tree.unflatten(args), **self.statics)
             flat, self.out_tree = jax.tree.flatten(out)
+            if wrong := [x for x in flat if not is_value(x)]:
+                raise TypeError(
+                    f"{self.name} {self.impl}: the implementation returns {wrong[0]!r} of type {type(wrong[0]).__name__}, "
+                    f"which is not a value"
+                )
             self.out_like = tuple(_jax.typeof(x) for x in flat)
             split = [
                 component_leaves(x) if isinstance(t, ValueType) else [x] for t, x in zip(self.out_like, flat, strict=True)
@@ -313,12 +356,7 @@ class OpApplication(Overridden):
 
     def _statics_of_reference(self) -> dict[str, Any]:
         given = {**getattr(self, "all_statics", {}), **self.statics}
-        if self.op.primitive is not None:
-            return given
-        params = inspect.signature(self.op.reference).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in params):
-            return given
-        return {k: v for k, v in given.items() if k in {p.name for p in params}}
+        return self.op.accepted(given)
 
     def _on_views(self, *leaves: Any) -> list[Any]:
         """The reference as a function of the views of the operands."""
@@ -466,6 +504,9 @@ def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None) 
 
     Positional arguments are values (arrays, hi values, pytrees of them); keyword-only ones are static.
     """
+    for f in (fn, reference):
+        if not (f is None or f is _REFERENCE or callable(f) or isinstance(f, _jax.Primitive)):
+            raise TypeError(f"typax.op takes a function or a JAX primitive, not {f!r} of type {type(f).__name__}")
     if fn is not None:
         return Op(fn, name or getattr(fn, "__name__", None) or getattr(fn, "name", "op"))
     names = _axes.scope(sys._getframe(1))

@@ -53,13 +53,12 @@ class Cache:
         self.maxsize, self.entries = maxsize, OrderedDict[Any, Any]()
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        try:
-            value = self.entries[key]
+        if key in self.entries:
             self.entries.move_to_end(key)
-        except KeyError:
-            value = self.entries[key] = make()
-            if len(self.entries) > self.maxsize:
-                self.entries.popitem(last=False)
+            return self.entries[key]
+        value = self.entries[key] = make()
+        if len(self.entries) > self.maxsize:
+            self.entries.popitem(last=False)
         return value
 
 

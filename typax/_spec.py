@@ -7,7 +7,7 @@ JAX asks for a partition spec before it sees a type, so it is made from the clas
 one axis rule (``n//64`` is partitioned as ``n``, ``a*b`` as ``a``).  It knows the specs of its tangents and cotangents.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,6 +117,9 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     if decl.stands_for is not None:
         lead = batch if decl.stands_for.axes.variadic else ()
         dense = jax.P(*lead, *(part_of(d, named, who) for d in decl.stands_for.axes.dims))
+    for spec in (dense, *leaves):
+        if isinstance(spec, jax.P) and (name := twice(tuple(spec))):
+            raise TypeError(f"{shown} partitions two axes of one array by the mesh axis {name!r}")
     return Pspec(decl, leaves, shown, by_policy, dense, {n: v for n, v in named.items() if n in axes and v is not None})
 
 
@@ -160,6 +163,12 @@ def _as_specs(who: str, name: str, given: Any) -> list[Any]:
         if not isinstance(s, jax.P | _jax.HiPspec):
             raise TypeError(f"{who}: {name} takes a partition spec (jax.P, or P of a class) for each value, got {s!r}")
     return many
+
+
+def twice(parts: Iterable[Any]) -> Any:
+    """A mesh axis that partitions two axes, or ``None``."""
+    names = [n for p in parts if p is not None for n in (p if isinstance(p, tuple) else (p,))]
+    return next((n for n in names if names.count(n) > 1), None)
 
 
 def _check_part(who: str, part: Any) -> None:

@@ -442,8 +442,18 @@ def dense(value: Any) -> Any:
             if by_components(ty)
             else over_views("dense", (ty,), (ty.dense_type,), _identity)
         )
+
+        def one(*xs: Any) -> list[Any]:
+            out = fn(*xs)
+            if not is_value(out):
+                raise TypeError(
+                    f"{ty.decl.cls.__name__}.dense: the body gives {type(out).__name__} where its annotation says one "
+                    f"array, {ty.decl.stands_for.text}"
+                )
+            return [out]
+
         try:
-            traced = jax.jit(lambda *xs: [fn(*xs)]).trace(*ty.leaves)
+            traced = jax.jit(one).trace(*ty.leaves)
         except _jax.ShardingTypeError as e:
             raise TypeError(f"{ty.decl.cls.__name__}.dense of {ty}: {e}") from e
         (got,) = traced.jaxpr.out_avals
@@ -459,6 +469,14 @@ def dense(value: Any) -> Any:
 
 
 _interpret.densify = dense
+
+
+def is_value(x: Any) -> bool:
+    """Whether ``x`` is one array, number or hi value."""
+    try:
+        return jax.tree_util.all_leaves([x]) and _jax.typeof(x) is not None
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def type_difference(want: Any, got: Any) -> str:

@@ -15,73 +15,17 @@ for each leaf and each batch axis, whether the leaf has that axis.
 import math
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 
 from typax import _axes, _jax
-from typax._axes import Axis, Bindings, Pattern
+from typax._axes import Axis, Bindings, Pattern, static_key
 from typax._byhand import axes_type, has_axes, is_raw, mapped_axes, own_spec
+from typax._declaration import Component, Declaration
 from typax._partition import Partitioned
-from typax._spec import Axes
-from typax._tangent import Tangent
-
-
-@dataclass(frozen=True)
-class Component:
-    """A declared component: its alternatives (one for each admitted class), which all have the same axes."""
-
-    name: str
-    patterns: tuple[Pattern, ...]
-
-    @property
-    def axes(self) -> _axes.Axes | None:
-        return self.patterns[0].axes
-
-    def __str__(self) -> str:
-        return f"{self.name}: {' | '.join(p.text for p in self.patterns)}"
-
-
-@dataclass(frozen=True)
-class Static:
-    """A declared parameter of the type."""
-
-    name: str
-    default: Any
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "<required>"
-
-
-MISSING = _Missing()
-
-
-@dataclass(frozen=True, eq=False)
-class Declaration:
-    """What a class statement says, read once."""
-
-    cls: Any
-    name: str
-    components: tuple[Component, ...]
-    statics: tuple[Static, ...]
-    order: tuple[str, ...]
-    tangent: Tangent
-    stands_for: Pattern | None
-    dtype_from: str | None
-    dense: Callable[[Any], Any] | None
-
-    @property
-    def is_record(self) -> bool:
-        return self.stands_for is None
-
-    @property
-    def stackable(self) -> bool:
-        """Whether values may be built stacked: some component declares leading batch axes."""
-        return any(c.axes is not None and c.axes.variadic for c in self.components)
+from typax._spec import Axes, twice
 
 
 class ValueType(Partitioned, _jax.HiType):
@@ -103,7 +47,8 @@ class ValueType(Partitioned, _jax.HiType):
         self.tree = tree
         self.statics = statics
         self.masks = masks if masks is not None else self._default_masks()
-        self._hash = hash((decl, self.leaves, tree, statics, self.masks))
+        self._statics_key = static_key(statics)
+        self._hash = hash((decl, self.leaves, tree, self._statics_key, self.masks))
 
     # --- identity ---------------------------------------------------------------------------------------------
 
@@ -117,7 +62,7 @@ class ValueType(Partitioned, _jax.HiType):
             and self._hash == other._hash
             and self.leaves == other.leaves
             and self.tree == other.tree
-            and self.statics == other.statics
+            and self._statics_key == other._statics_key
             and self.masks == other.masks
         )
 
@@ -257,7 +202,7 @@ class ValueType(Partitioned, _jax.HiType):
             if axis.part is not None and (lead := dim.leading) in statics and env[lead].part is None:
                 env[lead] = Axis(env[lead].size, axis.part)
         for dim, axis, where in todo:
-            want = _axes.evaluate(dim, env, who)
+            want = _axes.evaluate(dim, env, f"{who}: component {where}")
             if want != axis:
                 raise TypeError(
                     f"{who}: axis {dim.text!r} must be {_axes.show((want,))} but is {_axes.show((axis,))} in {where}"
@@ -290,6 +235,9 @@ class ValueType(Partitioned, _jax.HiType):
         where = f"{decl.cls.__name__}.dense"
         axes = (*self.batch, *(_axes.evaluate(d, env, where) for d in decl.stands_for.axes.dims))
         shape, parts = tuple(a.size for a in axes), tuple(a.part for a in axes)
+        if name := twice(parts):
+            shown = f"{decl.name}[{_axes.show(axes)}]"
+            raise TypeError(f"{where}: {shown} has two axes on the mesh axis {name!r}; reshard a component")
         like = max(self.lo_ty(), key=lambda a: not _jax.mesh_of(a).empty)
         out = _jax.array_type(shape, self.dtype, like, parts)
         return _jax.with_varying(out, [a for a in self.lo_ty() if not _jax.mesh_of(a).empty])
@@ -302,7 +250,7 @@ class ValueType(Partitioned, _jax.HiType):
         if decl.stands_for.dtype is not None:
             return decl.stands_for.dtype
         if decl.dtype_from == "dtype":
-            return jax.numpy.dtype(self.static("dtype"))
+            return _axes.dtype_of(self.static("dtype"))
         return next(axes_type(a).dtype for c, a in self.fields if c.name == decl.dtype_from)
 
     @property
@@ -341,6 +289,14 @@ class ValueType(Partitioned, _jax.HiType):
     @property
     def nbytes(self) -> int:
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.lo_ty())
+
+    def _no_indexed_ref(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            f"a ref of {self} is read and written whole, ref[...]; index what it stands for: typax.dense(ref[...])[i]"
+        )
+
+    ref_get_abstract_eval = ref_swap_abstract_eval = ref_addupdate_abstract_eval = _no_indexed_ref
+    ref_get_to_lojax = ref_swap_to_lojax = _no_indexed_ref
 
     weak_type = False
     is_fully_addressable = True
@@ -395,9 +351,11 @@ class ValueType(Partitioned, _jax.HiType):
                 [a if s is None else a.dec_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
         leaves, masks = [], []
-        for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            if (s is None) == m[k] and not (s is not None and not m[k]):
-                raise TypeError(f"{self}: spec {spec!r} does not say which components have batch axis {k}")
+        for (c, a), s, m in zip(self.fields, specs, self.masks, strict=True):
+            if s is None and m[k]:
+                raise TypeError(
+                    f"{spec!r} leaves {c.name} of {self} unmapped, but it has batch axis {k} ({a}); map the value along {k}"
+                )
             leaves.append(a.dec_rank(size, own_spec(a, sum(m[:k]))) if m[k] else a)
             masks.append(m[:k] + m[k + 1 :])
         if size is not None and self.batch[k].size != size:

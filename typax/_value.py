@@ -21,7 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from typax import _axes, _interpret, _jax, _policies
+from typax import _axes, _build, _interpret, _jax, _policies, _refuse
+from typax._axes import static_key
+from typax._declaration import MISSING, Component, Declaration, Static
 from typax._declare import ValueMeta, declare
 from typax._moves import permute_batch
 from typax._op import Op
@@ -36,7 +38,7 @@ from typax._structural import (
     over_axes,
     pack_open,
 )
-from typax._type import MISSING, Component, Declaration, Static, ValueType, typing_tree
+from typax._type import ValueType, typing_tree
 
 
 def _opens(name: str) -> Any:
@@ -48,18 +50,10 @@ def _opens(name: str) -> Any:
             ]
         raise TypeError(
             f"{ty.decl.cls.__name__}.{name}: a value of type {ty} is closed while a program is traced; open it with "
-            f"v.components(), or write an op (typax.op), inside which components are open"
+            f"v.components(), or write an op (typax.op), in whose body the components of operands are open"
         )
 
     return _jax.aval_property(get)
-
-
-def _no_array(self: Any, *_: Any, **__: Any) -> Any:
-    ty = _jax.typeof(self)
-    raise TypeError(
-        f"a value of type {ty} is not an array and does not become one silently; use typax.matmul(x, q) for products, "
-        f"or typax.dense(q) for the array that it stands for"
-    )
 
 
 class Value(metaclass=ValueMeta):
@@ -107,48 +101,44 @@ class Value(metaclass=ValueMeta):
         props = {c.name: _opens(c.name) for c in decl.components}
         statics = {s.name: _static_property(s.name) for s in decl.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
-        methods |= {"transpose": _jax.aval_method(cls.transpose), "__jax_array__": _jax.aval_method(_no_array)}
+        methods |= {"transpose": _jax.aval_method(cls.transpose)}
         if hitype is not None and not (isinstance(hitype, type) and issubclass(hitype, ValueType)):
             raise TypeError(f"{cls.__name__}: hitype={hitype!r} is no subclass of typax.ValueType")
         inherited = next((b._base_hitype for b in cls.__mro__[1:] if "_base_hitype" in vars(b)), ValueType)
         base: Any = hitype or inherited
         cls._base_hitype = base
-        cls._hitype = type(f"{cls.__name__}Type", (base,), props | statics | methods | _install_methods(cls, names))
+        space = _refuse.on_tracers() | props | statics | methods | _install_methods(cls, names)
+        cls._hitype = type(f"{cls.__name__}Type", (base,), space)
         cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
-        cls.__signature__ = _signature(decl)  # type: ignore[attr-defined]
+        cls.__signature__ = _build.signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
         if _components is None and decl.tangent.by_components:
             cls._tangent_class = _companion(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        cls, decl = type(self), type(self)._declaration
-        bound = _signature(decl).bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        for s in decl.statics:
-            _check_hashable(cls, s.name, given[s.name])
-        comps = [_as_component(cls, c, given[c.name]) for c in decl.components]
+        cls = type(self)
+        given = _build.arguments(cls, args, kwargs)
+        decl = cls._declaration
+        comps = [_build.component(cls, c, given[c.name]) for c in decl.components]
         leaves, tree = jax.tree.flatten(tuple(comps))
         if any(isinstance(x, _jax.Tracer) or is_open(x) for x in leaves) and not Opened.here():
             raise TypeError(
                 f"{cls.__name__}(...) with traced components: a value is built in traced code by "
-                f"{cls.__name__}.from_components(...), or inside an op"
+                f"{cls.__name__}.from_components(...)"
             )
-        ty = _build_type(cls, leaves, tree, given)
+        ty = _build.build_type(cls, leaves, tree, given)
         fields = vars(self)
-        fields.update(_type=ty, _leaves=tuple(leaves), **dict(given))
+        fields.update(_type=ty, _leaves=tuple(leaves), **given)
         fields.update(zip((c.name for c in decl.components), comps, strict=True))
 
     @classmethod
     def from_components(cls, *components: Any, **statics: Any) -> Self:
         """Build a value in traced code; takes what the constructor takes."""
-        decl = cls._declaration
-        bound = _signature(decl).bind(*components, **statics)
-        bound.apply_defaults()
-        comps = [_as_component(cls, c, bound.arguments[c.name]) for c in decl.components]
+        given = _build.arguments(cls, components, statics)
+        comps = [_build.component(cls, c, given[c.name]) for c in cls._declaration.components]
         leaves, tree = jax.tree.flatten(tuple(comps))
         leaves = [pack_open(x) for x in leaves]
-        return from_leaves(_build_type(cls, leaves, tree, bound.arguments), leaves)
+        return from_leaves(_build.build_type(cls, leaves, tree, given), leaves)
 
     def components(self) -> Any:
         """The components, in the order of the class statement: one alone, or a tuple."""
@@ -162,9 +152,12 @@ class Value(metaclass=ValueMeta):
 
         ``Cls.type(shape, dtype=None, *, sharding=None, **axes_and_statics)``: ``sharding`` is that of the array; axes that
         the shape does not show, and statics, go by keyword.  ``Record.type(*component_types, **statics)``.
+
+        Raises:
+          TypeError: for a keyword that is no axis or static, or if no value stands for such an array.
         """
-        if cls._declaration.is_record:
-            return _record_type(cls, args, kwargs)
+        if _build.declared(cls).is_record:
+            return _build.record_type(cls, args, kwargs)
         return cls._array_type(*args, **kwargs)
 
     @classmethod
@@ -177,7 +170,7 @@ class Value(metaclass=ValueMeta):
         Raises:
           TypeError: for an axis that the class does not have, or one that cannot be partitioned.
         """
-        spec = of_class(cls._declaration, batch, named)
+        spec = of_class(_build.declared(cls), batch, named)
         spec.by_user = True
         return spec
 
@@ -185,12 +178,13 @@ class Value(metaclass=ValueMeta):
     def _array_type(
         cls, shape: Sequence[int], dtype: Any = None, *, sharding: Any = None, **axes_and_statics: Any
     ) -> ValueType:
-        return _type_for(cls, tuple(shape), dtype, sharding, axes_and_statics)
+        return _build.type_for(cls, tuple(shape), dtype, sharding, axes_and_statics)
 
     def __setattr__(self, name: str, _: Any) -> None:
         raise AttributeError(f"{type(self).__name__} values are immutable; build a new one instead of setting {name}")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} values are immutable; {name} cannot be deleted")
 
     def __repr__(self) -> str:
         decl = type(self)._declaration
@@ -208,11 +202,13 @@ class Value(metaclass=ValueMeta):
         return self._type.of_leaves([_copied(x, memo) for x in self._leaves])
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            _no_array(self)
-        return self._type.of_leaves([jax.device_get(x) for x in self._leaves])  # jax.device_get asks so
+        if not _jax.in_device_get():
+            _refuse.not_an_array(self, "numpy.asarray")
+        return self._type.of_leaves([jax.device_get(x) for x in self._leaves])
 
-    __jax_array__ = property(lambda self: lambda: _no_array(self))
+    __array_priority__ = 1000  # an operator with a NumPy array on its left is the value's
+    __jax_array__ = property(lambda self: lambda: _refuse.not_an_array(self))
+    __hash__ = object.__hash__
 
     def transpose(self, *permutation: Any) -> Any:
         """Permute the axes; batch axes freely, and others if the type implements ``typax.transpose``."""
@@ -224,9 +220,26 @@ class Value(metaclass=ValueMeta):
     size = property(lambda self: self._type.size)
     nbytes = property(lambda self: self._type.nbytes)
 
+    @property
+    def sharding(self) -> Any:
+        """Of the array that it stands for: on the devices where its components are."""
+        want = self._type.sharding
+        (first, *rest) = {x.sharding for x in self._type.lower_val(self)}
+        if isinstance(first, jax.sharding.NamedSharding) and set(first.mesh.axis_types) == {jax.sharding.AxisType.Explicit}:
+            return jax.sharding.NamedSharding(first.mesh, want.spec)
+        if rest or (first.num_devices > 1 and not first.is_fully_replicated):
+            raise AttributeError(
+                f"{type(self).__name__}: the mesh axes are not explicit, so only the components have shardings"
+            )
+        return first
+
     def __getattr__(self, name: str) -> Any:
         if name == "dtype":
             return self._type.dtype
+        if name in _refuse.NAMES:
+            _refuse.not_an_array(self, name)
+        if isinstance(found := getattr(type(self), name, None), property) and found.fget is not None:
+            return found.fget(self)  # it raised an AttributeError of its own: let that be seen
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def block_until_ready(self) -> Self:
@@ -234,10 +247,7 @@ class Value(metaclass=ValueMeta):
         jax.block_until_ready(self._leaves)
         return self
 
-    def __matmul__(self, _: Any) -> Any:
-        return _no_array(self)
-
-    __rmatmul__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __matmul__
+    locals().update(_refuse.on_values())
 
     @classmethod
     def _show_type(cls, ty: ValueType, short_dtypes: bool = False) -> str:
@@ -248,7 +258,7 @@ class Value(metaclass=ValueMeta):
             parts = [(f"{c.name}:" if named else "") + a.str_short(short_dtypes) for c, a in ty.fields]
             return f"{decl.name}{{{','.join(parts)}}}"
         pairs = zip(decl.statics, ty.statics, strict=True)
-        extra = [_show_static(s, v) for s, v in pairs if not _same(s.default, v)]
+        extra = [_show_static(s, v) for s, v in pairs if not _same(s, v)] + _open_dtypes(ty)
         own = f"<{','.join(extra)}>" if extra else ""
         dt = ty.dense_type
         vary = ",".join(sorted(_jax.varying(dt)))
@@ -270,20 +280,50 @@ def _transpose(value: Any, *permutation: Any) -> Any:
     return permute_batch(value, perm)
 
 
-def _same(a: Any, b: Any) -> bool:
-    return a is not MISSING and a == b
+def _same(s: Static, v: Any) -> bool:
+    if s.default is MISSING:
+        return False
+    return s.default == v if s.name == "dtype" else static_key(s.default) == static_key(v)
+
+
+def _open_dtypes(ty: ValueType) -> list[str]:
+    """What the class leaves open in its components, where it is not the default."""
+    out = []
+    for c, leaf in ty.fields:
+        p = c.patterns[0]
+        if len(c.patterns) > 1 and _jax.is_hi(leaf):
+            out.append(f"{c.name}:{leaf}")
+        elif p.dtypes is not None and p.dtype is None and not _jax.is_hi(leaf) and leaf.dtype != p.default_dtype:
+            out.append(f"{leaf.dtype}" if c.name == ty.decl.dtype_from else f"{c.name}:{leaf.dtype}")
+    return out
 
 
 def _show_static(s: Static, v: Any) -> str:
-    return str(jnp.dtype(v)) if s.name == "dtype" else f"{s.name}={v}"
+    return str(_axes.dtype_of(v)) if s.name == "dtype" else f"{s.name}={v}"
 
 
 def _type_of(value: Any) -> ValueType:
     return value._type
 
 
+class _Key:
+    """A key on its way through pickle."""
+
+    def __init__(self, key: Any) -> None:
+        self.impl, self.data = str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key))
+
+    def restore(self) -> Any:
+        return jax.random.wrap_key_data(jnp.asarray(self.data), impl=self.impl)
+
+
 def _to_host(x: Any) -> Any:
-    return x if _jax.is_hi_value(x) else np.asarray(x)
+    if _jax.is_hi_value(x):
+        return x
+    return _Key(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
+
+
+def _from_host(x: Any) -> Any:
+    return x if _jax.is_hi_value(x) else x.restore() if isinstance(x, _Key) else jnp.asarray(x)
 
 
 def _copied(x: Any, memo: Any) -> Any:
@@ -292,7 +332,7 @@ def _copied(x: Any, memo: Any) -> Any:
 
 def _rebuild(cls: Any, comps: Any, statics: Any, masks: Any) -> Any:
     leaves, tree = jax.tree.flatten(comps)
-    leaves = [x if _jax.is_hi_value(x) else jnp.asarray(x) for x in leaves]
+    leaves = list(map(_from_host, leaves))
     ty = cls._hitype(cls._declaration, list(map(_jax.typeof, leaves)), tree, statics, masks)
     return ty.of_leaves(leaves)
 
@@ -303,53 +343,6 @@ def _static_property(name: str) -> Any:
 
 def _static_index(tracer: Any, name: str) -> int:
     return [s.name for s in _jax.typeof(tracer).decl.statics].index(name)
-
-
-def _check_hashable(cls: Any, name: str, value: Any) -> None:
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{cls.__name__}: static {name} must be hashable, got {type(value).__name__}; annotate it as an array "
-            f"(for instance Float[Array, 'n']) if it is a component"
-        ) from None
-
-
-def _as_component(cls: Any, c: Component, x: Any) -> Any:
-    if typing_tree(c.patterns[0].cls):
-        return jax.tree.map(lambda v: v if isinstance(v, Value) else _as_array(cls, c, v), x)
-    return _as_array(cls, c, x)
-
-
-def _as_array(cls: Any, c: Component, x: Any) -> Any:
-    if isinstance(x, Value | jax.Array) or _jax.is_hi_value(x):
-        return x
-    if isinstance(x, bool | int | float | complex):
-        return jnp.asarray(x, dtype=c.patterns[0].dtype)
-    if not isinstance(x, np.ndarray | np.generic):
-        raise TypeError(f"{cls.__name__}: component {c} must be an array or a hi value, got {type(x).__name__}")
-    if not any(p.admits(x.dtype) for p in c.patterns):
-        raise TypeError(f"{cls.__name__}: component {c} does not admit {x.dtype}[{','.join(map(str, x.shape))}]")
-    return jnp.asarray(x)
-
-
-def _build_type(cls: Any, leaves: Sequence[Any], tree: Any, given: Any) -> ValueType:
-    statics = tuple(_static_value(s.name, given[s.name]) for s in cls._declaration.statics)
-    return cls._hitype(cls._declaration, [_jax.typeof(x) for x in leaves], tree, statics).check()
-
-
-def _static_value(name: str, v: Any) -> Any:
-    return jnp.dtype(v) if name == "dtype" else v
-
-
-def _signature(decl: Declaration) -> inspect.Signature:
-    defaults = {s.name: s.default for s in decl.statics}
-    params = []
-    for n in decl.order:
-        default = defaults.get(n, MISSING)
-        kw = {} if default is MISSING else {"default": default}
-        params.append(inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, **kw))
-    return inspect.Signature(params)
 
 
 def _companion(cls: Any) -> Any:
@@ -391,14 +384,6 @@ def _identity(x: Any) -> Any:
     return x
 
 
-# A dunder method is no op: it calls ops. These are those that JAX forwards from a tracer to its type.
-_FORWARDED = {
-    "__getitem__": "_getitem", "__len__": "_len", "__iter__": "_iter", "__bool__": "_bool", "__neg__": "_neg",
-    "__add__": "_add", "__radd__": "_radd", "__sub__": "_sub", "__rsub__": "_rsub", "__mul__": "_mul", "__rmul__": "_rmul",
-    "__truediv__": "_truediv", "__rtruediv__": "_rtruediv", "__matmul__": "_matmul", "__rmatmul__": "_rmatmul",
-}  # fmt: skip
-
-
 def _install_methods(cls: Any, names: Any) -> dict[str, Any]:
     """Make ops of the public methods and properties; what tracers of the type are to have."""
     found: dict[str, Any] = {}
@@ -407,8 +392,8 @@ def _install_methods(cls: Any, names: Any) -> dict[str, Any]:
             found |= vars(base)
     on_tracers: dict[str, Any] = {}
     for name, member in found.items():
-        if name in _FORWARDED and inspect.isfunction(member):
-            on_tracers[_FORWARDED[name]] = staticmethod(member)
+        if name in _refuse.FORWARDED and inspect.isfunction(member):  # a dunder method is no op: it calls ops
+            on_tracers[_refuse.FORWARDED[name]] = staticmethod(member)
         elif name.startswith("_") or name in ("dense", "from_dense"):
             continue
         elif isinstance(member, property):
@@ -461,51 +446,6 @@ def _property(cls: Any, name: str, member: property) -> Any:
             return op(value)
 
     return get
-
-
-def _record_type(cls: Any, components: tuple[Any, ...], statics: dict[str, Any]) -> ValueType:
-    decl = cls._declaration
-    if len(decl.components) == 1 and typing_tree(decl.components[0].patterns[0].cls):
-        components = (components,)
-    bound = _signature(decl).bind(*components, **statics)
-    bound.apply_defaults()
-    comps = tuple(bound.arguments[c.name] for c in decl.components)
-    leaves, tree = jax.tree.flatten(comps)
-    return cls._hitype(decl, leaves, tree, tuple(bound.arguments[s.name] for s in decl.statics)).check()
-
-
-def _type_for(cls: Any, shape: tuple[int, ...], dtype: Any, sharding: Any, given: dict[str, Any]) -> ValueType:
-    decl = cls._declaration
-    assert decl.stands_for is not None and decl.stands_for.axes is not None
-    axes = decl.stands_for.axes
-    lead = len(shape) - axes.rank
-    if lead < 0 or (lead and not axes.variadic):
-        raise TypeError(f"{cls.__name__}.type: shape {shape} does not fit the axes {str(axes)!r}")
-    probe = jax.ShapeDtypeStruct(shape, dtype or jnp.float32, sharding=sharding)
-    like = jax.jit(lambda x: x).trace(probe).jaxpr.out_avals[0]
-    parts = _axes.of_type(like)
-    env = {n: _axes.Axis(v) for n, v in given.items() if isinstance(v, int)}
-    for dim, axis in zip(axes.dims, parts[lead:], strict=True):
-        if dim.name is not None:
-            env[dim.name] = axis
-    values = {}
-    for s in decl.statics:
-        v = given.get(s.name, dtype if s.name == "dtype" and dtype is not None else s.default)
-        if v is MISSING:
-            raise TypeError(f"{cls.__name__}.type needs the static {s.name}")
-        values[s.name] = v
-    leaves = []
-    for c in decl.components:
-        if c.axes is None or c.patterns[0].cls is not jax.Array:
-            raise TypeError(f"{cls.__name__}.type: component {c} has no array axes; build the type of a value instead")
-        own = parts[:lead] if c.axes.variadic else ()
-        own += tuple(_axes.evaluate(d, env, f"{cls.__name__}.type") for d in c.axes.dims)
-        open_dtype = dtype if dtype is not None else jnp.float32
-        cdtype = c.patterns[0].dtype or open_dtype
-        leaves.append(_jax.array_type(tuple(a.size for a in own), cdtype, like, tuple(a.part for a in own)))
-    tree = jax.tree.structure(tuple(range(len(leaves))))
-    statics = tuple(_static_value(s.name, values[s.name]) for s in decl.statics)
-    return cls._hitype(decl, leaves, tree, statics).check()
 
 
 class Feedback(Value, name="fed", tangent=_policies.feedback):

@@ -70,17 +70,41 @@ matmul = op(jnp.matmul, name="matmul")
 @matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"]) -> Any:
     # one scale per row of w: it sits on the contracted axis and folds into x
-    out = jnp.result_type(x.dtype, w.dtype)
-    y = jnp.matmul(x.astype(jnp.float32) * w.scale, w.qvalue.astype(jnp.float32))
-    return y.astype(out)
+    return _matmul(x.astype(jnp.float32) * _along(w.scale, x.ndim - 1, x.ndim), w.qvalue.astype(jnp.float32), x, w)
 
 
 @matmul.impl
-def _(w: Float[QArray, "m k"], x: Float[Array, "k n"]) -> Any:
+def _(x: Float[Array, "*b k"], w: Float[QArray, "k"]) -> Any:
+    return _matmul(x.astype(jnp.float32), w.qvalue.astype(jnp.float32) * w.scale, x, w)
+
+
+@matmul.impl
+def _(w: Float[QArray, "*c k"], x: Float[Array, "k"]) -> Any:
+    # one scale per element of the result
+    return _matmul(w.qvalue.astype(jnp.float32), x.astype(jnp.float32), x, w, w.scale)
+
+
+@matmul.impl
+def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"]) -> Any:
     # one scale per row of the result
-    out = jnp.result_type(x.dtype, w.dtype)
-    y = jnp.matmul(w.qvalue.astype(jnp.float32), x.astype(jnp.float32)) * w.scale[:, None]
-    return y.astype(out)
+    return _matmul(w.qvalue.astype(jnp.float32), x.astype(jnp.float32), x, w, w.scale[:, None])
+
+
+@matmul.impl
+def _(w: Float[QArray, "k"], x: Float[Array, "*b k n"]) -> Any:
+    return _matmul(w.qvalue.astype(jnp.float32) * w.scale, x.astype(jnp.float32), x, w)
+
+
+def _matmul(a: Any, b: Any, x: Any, w: Any, scale: Any = None) -> Any:
+    y = jnp.matmul(a, b)
+    if scale is not None:
+        y = y * jnp.expand_dims(scale, tuple(range(y.ndim - scale.ndim)))
+    return y.astype(jnp.result_type(x.dtype, w.dtype))
+
+
+def _along(scale: Any, axis: int, ndim: int) -> Any:
+    """A vector of scales along one of ``ndim`` axes."""
+    return jnp.expand_dims(scale, tuple(k for k in range(ndim) if k != axis))
 
 
 dot_general = op(lax.dot_general_p, name="dot_general")
@@ -94,7 +118,7 @@ class QColumns(Value, name="q8t"):
     dtype: Any = jnp.dtype("float32")
 
     def dense(self) -> Float[Array, "n k"]:
-        return (self.qvalue.astype(jnp.float32) * self.scale).astype(self.dtype)
+        return (self.qvalue.astype(jnp.float32) * self.scale[None, :]).astype(self.dtype)
 
 
 def _product(x: Any, w: Any, scaled: int, dimension_numbers: Any, params: dict[str, Any], left: bool) -> Any:
@@ -105,12 +129,12 @@ def _product(x: Any, w: Any, scaled: int, dimension_numbers: Any, params: dict[s
     (cw,), (cx,) = contract if left else contract[::-1]
     x32, q = x.astype(jnp.float32), w.qvalue.astype(jnp.float32)
     if cw == scaled:  # the scales sit on the contracted axis and fold into x
-        x32 = x32 * jnp.expand_dims(w.scale, tuple(range(1, x.ndim - cx)))
+        x32 = x32 * _along(w.scale, cx, x.ndim)
     shared = {"precision": params.get("precision"), "out_sharding": params.get("out_sharding")}
     a, b = (q, x32) if left else (x32, q)
     y = lax.dot_general(a, b, (contract, ((), ())), **shared)
     if cw != scaled:  # they sit on the kept axis, the first of the result or the last
-        y = y * (jnp.expand_dims(w.scale, tuple(range(1, y.ndim))) if left else w.scale)
+        y = y * _along(w.scale, 0 if left else y.ndim - 1, y.ndim)
     wanted = params.get("preferred_element_type")
     return y.astype(jnp.result_type(x.dtype, w.dtype) if wanted is None else wanted)
 

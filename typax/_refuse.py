@@ -1,0 +1,60 @@
+"""What an array does and a value does not: one table, for values and for tracers of them.
+
+    q @ x     q + 1     -q     q == 1     q[0]     len(q)     float(q)     q.T     q.sum()     numpy.asarray(q)
+
+Each raises the same error, eagerly and while a program is traced, unless the class of the value defines it.
+"""
+
+from typing import Any, NoReturn
+
+from typax import _jax
+
+# As JAX names them: tracers forward `__add__` to `_add` of their type.
+OPERATORS = """
+    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow matmul rmatmul
+    and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert round eq ne lt le gt ge
+    getitem contains len iter bool int float complex
+"""
+METHODS = """
+    all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate cumprod cumsum diagonal
+    dot flatten item max mean min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes
+    take tolist trace var view
+"""
+PROPERTIES = "T at flat imag mT real"
+NAMES = frozenset((METHODS + PROPERTIES).split())
+#: A class that defines one of these itself: the name under which a tracer finds it on its type.
+FORWARDED = {f"__{n}__": f"_{n}" for n in OPERATORS.split()}
+
+
+class NotAnArray(TypeError, AttributeError):
+    """A value was used as if it were the array that it stands for. Also an AttributeError, so that ``hasattr`` is false."""
+
+
+def not_an_array(value: Any, what: str = "") -> NoReturn:
+    raise NotAnArray(
+        f"{what and f'{what}: '}a value of type {_jax.typeof(value)} is not an array and does not become one silently; use "
+        f"typax.matmul(x, q) for products, typax.dense(q) for the array that it stands for, or typax.lift(f) to run a "
+        f"function of arrays on it"
+    )
+
+
+def _refused(what: str) -> Any:
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+        not_an_array(self, what)
+
+    return refuse
+
+
+def on_values() -> dict[str, Any]:
+    """The operators of a value."""
+    return {f"__{n}__": _refused(f"__{n}__") for n in OPERATORS.split()}
+
+
+def on_tracers() -> dict[str, Any]:
+    """The operators, methods and properties of a tracer of a value, as attributes of its type."""
+    operators = {f"_{n}": staticmethod(_refused(f"__{n}__")) for n in OPERATORS.split()}
+    operators |= {"_copy": staticmethod(lambda x: x), "_deepcopy": staticmethod(lambda x, _: x)}
+    operators["_setitem"] = staticmethod(_refused("__setitem__"))
+    methods = {n: _jax.aval_method(_refused(n)) for n in METHODS.split()}
+    properties = {n: _jax.aval_property(_refused(n)) for n in PROPERTIES.split()}
+    return operators | methods | properties | {"__jax_array__": _jax.aval_method(not_an_array)}
