@@ -6,19 +6,21 @@ workaround steps aside as soon as JAX closes the hole it is for.
 
 import functools
 import inspect
+import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, api, config, core, dtypes, source_info_util
+from jax._src import ad_checkpoint, ad_util, api, config, core, custom_derivatives, dtypes, flattree, source_info_util
 from jax._src.hijax import Static
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
 from jax._src.lax.control_flow import conditionals
+from jax._src.named_sharding import UNSPECIFIED
 from jax._src.pjit import jit_p as _jit_p
 from jax.experimental import hijax
 
@@ -50,6 +52,11 @@ ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = _jit_p
 transpose_p = jax.lax.transpose_p
+eval_jaxpr_p = core.eval_jaxpr_p
+remat_p = ad_checkpoint.remat_p
+custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+unspecified = UNSPECIFIED
 typeof = core.typeof
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
@@ -246,9 +253,53 @@ def eqn_context(eqn: Any) -> Iterator[None]:
         yield
 
 
-def bind_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
-    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Bind a primitive with the parameters that an equation of a jaxpr shows."""
+    return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def bind_eqn(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    out = bind(eqn.primitive, operands, eqn.params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+def place(eqn: Any) -> tuple[str, int, str] | None:
+    """The file, line and function of the program that an equation comes from, typax's own frames left out."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_HERE):
+            return frame.file_name, frame.start_line, frame.function_name
+    return None
+
+
+def with_weak_type(x: Any, aval: Any) -> Any:
+    """An array with the dtype and weak type of ``aval``: branches and carries are compared with both."""
+    ty = typeof(x)
+    if is_hi(ty) or is_hi(aval) or (ty.dtype, ty.weak_type) == (aval.dtype, aval.weak_type):
+        return x
+    return _lax._convert_element_type(x, aval.dtype, aval.weak_type)
+
+
+def leading_slice(length: int, aval: Any) -> Any:
+    """The type of what a loop slices from an operand along its leading axis."""
+    return core.mapped_leading_aval(length, aval)
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried; the others are sliced."""
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def bind_scan(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> list[Any]:
+    """Bind a scan with another body, whose own constants become operands."""
+    extra = list(jaxpr.consts)
+    jaxpr, _ = pe.separate_consts(jaxpr) if extra else (jaxpr, ())
+    consts, carry, xs = params["ft_in"].unpack()
+    ft_in = flattree.pack((flattree.nones(len(extra) + len(consts)), carry, xs))
+    return jax.lax.scan_p.bind(*extra, *operands, **(params | {"jaxpr": jaxpr, "ft_in": ft_in}))
 
 
 def vmap(f: Callable[..., Any], in_axes: Any, out_axes: Any, axis: Any) -> Callable[..., Any]:

@@ -173,6 +173,8 @@ class Op:
                 app = self.cache.get(key, lambda: self._application(tree, tys, statics))
         if app is _REFERENCE:
             return self.reference(*args, **statics)
+        if isinstance(app, Refused):
+            raise Refused(*app.args)
         return app.out_tree.unflatten(app.apply(flat))
 
     def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
@@ -189,7 +191,10 @@ class Op:
                 f"{self.name} has no implementation for {_show(args)}; it has: {have}. Add one with @{self.name}.impl, or "
                 f"apply it to typax.dense(v)"
             )
-        return OpApplication(self, impl, tree, tys, statics)
+        try:
+            return OpApplication(self, impl, tree, tys, statics)
+        except Refused as refusal:
+            return Refused(*refusal.args)
 
     def _refuse_stacks(self, args: Any) -> None:
         """A stack of values where an implementation takes one of them: say so."""
@@ -221,7 +226,7 @@ _REFERENCE = object()
 
 def _bind_fn(primitive: Any) -> Callable[..., Any]:
     def reference(*xs: Any, **params: Any) -> Any:
-        return primitive.bind(*xs, **params)
+        return _jax.bind(primitive, xs, params)
 
     reference.__name__ = primitive.name
     return reference
