@@ -73,7 +73,7 @@ def lifted(jaxpr: Any, types: Sequence[Any], dense_outs: frozenset[int] = frozen
                     out[i] = _interpret.densify(out[i])
             return [_jax.with_weak_type(x, a) for x, a in zip(out, jaxpr.out_avals, strict=True)]
 
-        return Lifted(jax.jit(run).trace(*types).jaxpr, tuple(events))
+        return Lifted(_jax.trace(run, types), tuple(events))
 
     return _cached(_lifted, (jaxpr, tuple(types), dense_outs), make)
 

@@ -7,6 +7,7 @@ workaround steps aside as soon as JAX closes the hole it is for.
 import functools
 import inspect
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -245,6 +246,17 @@ def closes_over_tracers(traced: Any, n_args: int) -> bool:
     return len(jaxpr.invars) != n_args or any(isinstance(c, Tracer) for c in jaxpr.consts)
 
 
+def trace(f: Callable[..., Any], types: Sequence[Any]) -> Any:
+    """The jaxpr of ``f`` on arguments of these types, closed: a tracer that ``f`` closes over is one of its constants."""
+    traced = jax.jit(f).trace(*types)
+    consts = [*traced.jaxpr.consts, *traced._consts]  # pyright: ignore[reportPrivateUsage]
+    return traced.jaxpr.with_consts(consts) if traced._consts else traced.jaxpr
+
+
+def has_tracer_consts(jaxpr: Any) -> bool:
+    return any(isinstance(c, Tracer) for c in jaxpr.consts)
+
+
 @contextmanager
 def eqn_context(eqn: Any) -> Iterator[None]:
     """The context in which JAX's own evaluator binds an equation: its source line, name stack and mesh."""
@@ -267,10 +279,21 @@ _HERE = os.path.dirname(__file__) + os.sep
 
 
 def place(eqn: Any) -> tuple[str, int, str] | None:
-    """The file, line and function of the program that an equation comes from, typax's own frames left out."""
+    """The file, line and function of the program that an equation comes from; typax's own frames are left out."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         if not frame.file_name.startswith(_HERE):
             return frame.file_name, frame.start_line, frame.function_name
+    return None
+
+
+def calling_place() -> tuple[str, int, str] | None:
+    """The file, line and function that have called typax."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if source_info_util.is_user_filename(file) and not file.startswith(_HERE):
+            return file, frame.f_lineno, frame.f_code.co_qualname
+        frame = frame.f_back
     return None
 
 

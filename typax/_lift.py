@@ -65,7 +65,7 @@ class _Program:
             return out
 
         on_arrays.__name__ = getattr(f, "__name__", "lifted")
-        self.jaxpr = jax.jit(on_arrays).trace(*avals.values()).jaxpr
+        self.jaxpr = _jax.trace(on_arrays, list(avals.values()))
 
 
 def lift[F: Callable[..., Any]](
@@ -91,6 +91,8 @@ def lift[F: Callable[..., Any]](
     programs, announced = Cache(256), Cache(1024)
 
     def record(event: Event) -> None:
+        if event.place is None and event.dense is not None:  # JAX's own function, lifted: nothing but the call to point at
+            event = event._replace(place=_jax.calling_place())
         if receipt is not None:
             receipt.record(event)
         if event.dense is not None and fallback == "error":
