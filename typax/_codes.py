@@ -55,7 +55,7 @@ class _Factor:
         self.array = (x.qvalue if hi else x).astype(jnp.float32)
         given = {a: ("b", i) for i, a in enumerate(batch)} | {a: ("c", i) for i, a in enumerate(contract)}
         self.labels = [given.get(a, (side, a)) for a in range(x.ndim)]
-        self.scale = x.scale if hi else None
+        self.scale: Any = x.scale if hi else None
         self.scaled = list(_without(self.labels, _shared(x))) if hi else []
         self.folds = any(kind == "c" for kind, _ in self.scaled)
 
@@ -83,7 +83,7 @@ def _product(x: Any, y: Any, dimension_numbers: Any, params: dict[str, Any]) -> 
     labels = batch + [n for f in (a, b) for n in f.labels if n not in both]
     if labels != wanted and params.get("out_sharding") is not None:
         raise Refused("a scale that varies along a contracted and a kept axis needs another layout than asked for")
-    numbers = tuple(tuple(tuple(map(f.labels.index, ns)) for f in (a, b)) for ns in (contract, batch))
+    numbers: Any = [[list(map(f.labels.index, ns)) for f in (a, b)] for ns in (contract, batch)]
     shared = {"precision": params.get("precision"), "out_sharding": params.get("out_sharding")}
     z = lax.dot_general(a.array, b.array, numbers, **shared)
     for f in (a, b):

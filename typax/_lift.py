@@ -55,6 +55,8 @@ def _line(event: Event) -> str:
 class _Program:
     """A function traced on what its arguments stand for: the arrays and hi values among their leaves are its operands."""
 
+    out_tree: Any  # known once it is traced
+
     def __init__(self, f: Callable[..., Any], leaves: list[Any], tree: Any, avals: dict[int, Any]) -> None:
         def on_arrays(*xs: Any) -> list[Any]:
             full = list(leaves)
