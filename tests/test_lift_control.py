@@ -97,6 +97,24 @@ def test_mapped_after_lifting(name):
     jax.tree.map(close, got, jax.vmap(jax.grad(total(f), (0, 1)), (0, None))(xs, dense(L)))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stacks_of_layers_mapped_after_lifting(axis):
+    stacks = quantize(
+        jnp.sin(jnp.arange(96.0)).reshape(3, 2, 4, 4) if axis else jnp.sin(jnp.arange(96.0)).reshape(2, 3, 4, 4)
+    )
+    xs = jnp.stack([X, -X])
+    for name in ("scan over layers", "scan with a constant", "cond", "checkpoint", "custom_jvp in a scan", "jit"):
+        f = PROGRAMS[name]
+        got = jax.vmap(lift(f, "error"), (0, axis))(xs, stacks)
+        jax.tree.map(close, got, jax.vmap(f, (0, axis))(xs, dense(stacks)))
+
+
+def test_a_batched_predicate_runs_both_branches():
+    f = PROGRAMS["cond"]
+    xs = jnp.stack([X, -X])  # the predicate differs
+    close(jax.vmap(lift(f, "error"), (0, None))(xs, L), jax.vmap(f, (0, None))(xs, dense(L)))
+
+
 def test_while_and_its_forward_derivative():
     f = while_loop
     for run in (lift(f, "error"), jax.jit(lift(f, "error"))):

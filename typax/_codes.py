@@ -115,9 +115,11 @@ transpose = op(lax.transpose_p, name="transpose")
 
 @transpose.impl
 def _(q: QArray | QColumns, *, permutation: Any) -> Any:
-    k = _shared(q)
-    scale = jnp.transpose(q.scale, _above([a for a in permutation if a != k], k))
-    return _value(jnp.transpose(q.qvalue, permutation), scale, tuple(permutation).index(k), q.dtype)
+    k, n, perm = _shared(q), q.qvalue.ndim, tuple(permutation)
+    if perm.index(k) != k and set(perm[-2:]) != {n - 2, n - 1}:
+        raise Refused("the axis that shares a scale stays, or changes places with the other of the last two")
+    scale = jnp.transpose(q.scale, _above([a for a in perm if a != k], k))
+    return _value(jnp.transpose(q.qvalue, perm), scale, perm.index(k), q.dtype)
 
 
 reshape = op(lax.reshape_p, name="reshape")
