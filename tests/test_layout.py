@@ -28,10 +28,12 @@ ORDER = [
     "_override",
     "_match",
     "_op",
+    "_control",
     "_lift",
     "_declare",
     "_value",
     "quantized",
+    "_codes",
     "",  # typax/__init__.py
 ]
 DOOR = "_jax"

@@ -24,7 +24,6 @@ from typax._op import Op
 from typax._prim import Cache
 from typax._structural import component_leaves, from_leaves, pack_open
 from typax._type import ValueType, dense_type
-from typax._value import Value
 
 
 class Lifted(NamedTuple):
@@ -229,12 +228,13 @@ def _through(primitive: Any) -> None:
     many = primitive.multiple_results
 
     def implementation(*operands: Any, **params: Any) -> Any:
-        leaves = [component_leaves(x) if isinstance(x, Value) else [x] for x in operands]
+        declared = [isinstance(_jax.typeof(x), ValueType) for x in operands]
+        leaves = [component_leaves(x) if d else [x] for x, d in zip(operands, declared, strict=True)]
         flat = [x for part in leaves for x in part]
         out = iter(primitive.bind(*flat, **params) if many else [primitive.bind(x, **params) for x in flat])
         back = [
-            from_leaves(_jax.typeof(x), [next(out) for _ in part]) if isinstance(x, Value) else next(out)
-            for x, part in zip(operands, leaves, strict=True)
+            from_leaves(_jax.typeof(x), [next(out) for _ in part]) if d else next(out)
+            for x, d, part in zip(operands, declared, leaves, strict=True)
         ]
         return back if many else back[0]
 
