@@ -17,6 +17,7 @@ import numpy as np
 
 from typax import _control as _control  # the programs inside programs register themselves
 from typax import _interpret, _jax
+from typax._axes import static_key
 from typax._interpret import Event
 from typax._prim import Cache
 from typax._structural import pack_open
@@ -135,7 +136,7 @@ def _operand_type(x: Any) -> Any:
 
 def _program(f: Any, programs: Cache, leaves: list[Any], tree: Any, avals: dict[int, Any]) -> _Program:
     statics = [None if i in avals else x for i, x in enumerate(leaves)]
-    key = (tree, tuple(map(_static_key, statics)), tuple(avals.items()), _jax.trace_key())
+    key = (tree, static_key(tuple(statics)), tuple(avals.items()), _jax.trace_key())
     try:
         if (known := programs.entries.get(key)) is not None:
             return programs.get(key, lambda: known)
@@ -145,11 +146,6 @@ def _program(f: Any, programs: Cache, leaves: list[Any], tree: Any, avals: dict[
     if _jax.has_tracer_consts(program.jaxpr):  # it closes over a program being traced, which ends before the next call
         return program
     return programs.get(key, lambda: program)
-
-
-def _static_key(x: Any) -> Any:
-    """Equal only for statics that a program cannot tell apart: 1, 1.0 and True are equal, as are 0.0 and -0.0."""
-    return type(x), x.hex() if isinstance(x, float) else x
 
 
 def _announce(event: Event) -> bool:
