@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "typax"
 # A module imports only from those before it.
 ORDER = [
     "_jax",
+    "_jaxpr",
     "hijax",
     "_axes",
     "_spec",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from typax import _interpret, _jax
+from typax import _interpret, _jax, _jaxpr
 from typax._interpret import Event, Record
 from typax._op import Op
 from typax._prim import Cache
@@ -70,9 +70,9 @@ def lifted(jaxpr: Any, types: Sequence[Any], dense_outs: frozenset[int] = frozen
                 if _interpret.stands_for_array(ty := _jax.typeof(out[i]), jaxpr.out_avals[i]):
                     events.append(Event("", (), ty, why=why))
                     out[i] = _interpret.densify(out[i])
-            return [_jax.with_weak_type(x, a) for x, a in zip(out, jaxpr.out_avals, strict=True)]
+            return [_jaxpr.with_weak_type(x, a) for x, a in zip(out, jaxpr.out_avals, strict=True)]
 
-        return Lifted(_jax.trace(run, types), tuple(events))
+        return Lifted(_jaxpr.trace(run, types), tuple(events))
 
     return _cached(_lifted, (jaxpr, tuple(types), dense_outs), make)
 
@@ -106,14 +106,14 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _plan_scan(params: dict[str, Any], types: list[Any]) -> Plan:
-    n_consts, n_carry = _jax.scan_counts(params)
+    n_consts, n_carry = _jaxpr.scan_counts(params)
     start, dense = n_consts + n_carry, dict[int, str]()
     for i in range(start, len(types)):
         try:
-            types[i] = _jax.leading_slice(params["length"], types[i])
+            types[i] = _jax.mapped_leading_aval(params["length"], types[i])
         except TypeError:
             dense[i] = "since its leading axis cannot be sliced"
-            types[i] = _jax.leading_slice(params["length"], dense_type(types[i]))
+            types[i] = _jax.mapped_leading_aval(params["length"], dense_type(types[i]))
     why = "at the end of the body, since the carry is an array"
     plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, ends, why))
     return Plan(dense | plan.dense, plan.programs)
@@ -162,7 +162,7 @@ def _plan_for(primitive: Any, plan: Any, params: dict[str, Any], operands: Seque
 def _structured(primitive: Any, plan: Callable[[dict[str, Any], list[Any]], Plan], run: Run) -> None:
     def handle(eqn: Any, operands: Sequence[Any], record: Record) -> list[Any]:
         chosen = _plan_for(primitive, plan, eqn.params, operands)
-        types, place = tuple(map(_jax.typeof, operands)), _jax.place(eqn)
+        types, place = tuple(map(_jax.typeof, operands)), _jaxpr.place(eqn)
         for i, why in chosen.dense.items():
             record(Event(primitive.name, types, types[i], place, why))
         for e in (e for p in chosen.programs for e in p.events):

@@ -9,7 +9,7 @@ hold programs of their own (loops, branches).
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from typax import _jax
+from typax import _jax, _jaxpr
 
 
 class Native(Protocol):
@@ -87,15 +87,15 @@ def _equation(eqn: Any, operands: list[Any], record: Record) -> list[Any]:
     types = tuple(map(_jax.typeof, operands))
     hi = [stands_for_array(t, v.aval) for t, v in zip(types, eqn.invars, strict=True)]
     if not any(hi):
-        return _jax.bind_eqn(eqn, operands)
+        return _jaxpr.bind_eqn(eqn, operands)
     if eqn.primitive in structured:
         return structured[eqn.primitive](eqn, operands, record)
     for op in registry.get(eqn.primitive, ()):
         out = op.run_equation(operands, dict(eqn.params))
         if out is not NotImplemented:
-            record(Event(eqn.primitive.name, types, place=_jax.place(eqn)))
+            record(Event(eqn.primitive.name, types, place=_jaxpr.place(eqn)))
             return list(out) if eqn.primitive.multiple_results else [out]
     for t, is_hi in zip(types, hi, strict=True):
         if is_hi:
-            record(Event(eqn.primitive.name, types, t, _jax.place(eqn)))
-    return _jax.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])
+            record(Event(eqn.primitive.name, types, t, _jaxpr.place(eqn)))
+    return _jaxpr.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])

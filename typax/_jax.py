@@ -6,8 +6,6 @@ workaround steps aside as soon as JAX closes the hole it is for.
 
 import functools
 import inspect
-import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +56,9 @@ remat_p = ad_checkpoint.remat_p
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
 unspecified = UNSPECIFIED
+convert_element_type = _lax._convert_element_type
+user_frames = source_info_util.user_frames
+is_user_file = source_info_util.is_user_filename
 typeof = core.typeof
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
@@ -246,74 +247,12 @@ def closes_over_tracers(traced: Any, n_args: int) -> bool:
     return len(jaxpr.invars) != n_args or any(isinstance(c, Tracer) for c in jaxpr.consts)
 
 
-def trace(f: Callable[..., Any], types: Sequence[Any]) -> Any:
-    """The jaxpr of ``f`` on arguments of these types, closed: a tracer that ``f`` closes over is one of its constants."""
-    traced = jax.jit(f).trace(*types)
-    consts = [*traced.jaxpr.consts, *traced._consts]  # pyright: ignore[reportPrivateUsage]
-    return traced.jaxpr.with_consts(consts) if traced._consts else traced.jaxpr
-
-
-def has_tracer_consts(jaxpr: Any) -> bool:
-    return any(isinstance(c, Tracer) for c in jaxpr.consts)
-
-
 @contextmanager
 def eqn_context(eqn: Any) -> Iterator[None]:
     """The context in which JAX's own evaluator binds an equation: its source line, name stack and mesh."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
-
-
-def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Bind a primitive with the parameters that an equation of a jaxpr shows."""
-    return primitive.bind(*operands, **primitive.get_bind_params(params))
-
-
-def bind_eqn(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    out = bind(eqn.primitive, operands, eqn.params)
-    return list(out) if eqn.primitive.multiple_results else [out]
-
-
-_HERE = os.path.dirname(__file__) + os.sep
-
-
-def place(eqn: Any) -> tuple[str, int, str] | None:
-    """The file, line and function of the program that an equation comes from; typax's own frames are left out."""
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if not frame.file_name.startswith(_HERE):
-            return frame.file_name, frame.start_line, frame.function_name
-    return None
-
-
-def calling_place() -> tuple[str, int, str] | None:
-    """The file, line and function that have called typax."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if source_info_util.is_user_filename(file) and not file.startswith(_HERE):
-            return file, frame.f_lineno, frame.f_code.co_qualname
-        frame = frame.f_back
-    return None
-
-
-def with_weak_type(x: Any, aval: Any) -> Any:
-    """An array with the dtype and weak type of ``aval``: branches and carries are compared with both."""
-    ty = typeof(x)
-    if is_hi(ty) or is_hi(aval) or (ty.dtype, ty.weak_type) == (aval.dtype, aval.weak_type):
-        return x
-    return _lax._convert_element_type(x, aval.dtype, aval.weak_type)
-
-
-def leading_slice(length: int, aval: Any) -> Any:
-    """The type of what a loop slices from an operand along its leading axis."""
-    return core.mapped_leading_aval(length, aval)
-
-
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are constants, and how many are carried; the others are sliced."""
-    consts, carry, _ = params["ft_in"].unpack()
-    return len(consts), len(carry)
 
 
 def bind_scan(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> list[Any]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from typax import _control as _control  # the programs inside programs register themselves
-from typax import _interpret, _jax
+from typax import _interpret, _jax, _jaxpr
 from typax._axes import static_key
 from typax._interpret import Event
 from typax._prim import Cache
@@ -68,7 +68,7 @@ class _Program:
             return out
 
         on_arrays.__name__ = getattr(f, "__name__", "lifted")
-        self.jaxpr = _jax.trace(on_arrays, list(avals.values()))
+        self.jaxpr = _jaxpr.trace(on_arrays, list(avals.values()))
 
 
 def lift[F: Callable[..., Any]](
@@ -95,7 +95,7 @@ def lift[F: Callable[..., Any]](
 
     def record(event: Event) -> None:
         if event.place is None and event.dense is not None:  # JAX's own function, lifted: nothing but the call to point at
-            event = event._replace(place=_jax.calling_place())
+            event = event._replace(place=_jaxpr.calling_place())
         if receipt is not None:
             receipt.record(event)
         if event.dense is not None and fallback == "error":
@@ -143,7 +143,7 @@ def _program(f: Any, programs: Cache, leaves: list[Any], tree: Any, avals: dict[
     except TypeError:  # a static that is not hashable
         return _Program(f, statics, tree, avals)
     program = _Program(f, statics, tree, avals)
-    if _jax.has_tracer_consts(program.jaxpr):  # it closes over a program being traced, which ends before the next call
+    if _jaxpr.has_tracer_consts(program.jaxpr):  # it closes over a program being traced, which ends before the next call
         return program
     return programs.get(key, lambda: program)
 

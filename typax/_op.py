@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from typax import _axes, _interpret, _jax, _prim
+from typax import _axes, _interpret, _jax, _jaxpr, _prim
 from typax._axes import static_key
 from typax._byhand import axes_type, has_axes, is_raw
 from typax._match import Implementation, covers, overlap, read_implementation, show_operands, takes_one_of
@@ -226,7 +226,7 @@ _REFERENCE = object()
 
 def _bind_fn(primitive: Any) -> Callable[..., Any]:
     def reference(*xs: Any, **params: Any) -> Any:
-        return _jax.bind(primitive, xs, params)
+        return _jaxpr.bind(primitive, xs, params)
 
     reference.__name__ = primitive.name
     return reference
