@@ -382,3 +382,20 @@ def test_a_type_may_replace_what_is_derived_for_it(q):
     close(jax.grad(lambda t: jnp.sum(jax.vmap(dense, in_axes=Rows(), axis_size=2)(t) ** 2))(t), 2 * dense(t))
     with pytest.raises(TypeError, match=r"is no subclass of typax\.ValueType"):
         type("Odd", (QArray,), {}, hitype=int)
+
+
+def test_wide_products_are_summed_wide():
+    with jax.enable_x64(True):
+        w, x = quantize(jnp.linspace(-1, 1, 12, dtype=jnp.float64).reshape(3, 4)), jnp.array([[1e39, 1.0, 2.0]])
+        np.testing.assert_allclose(matmul(x, w), x @ dense(w), rtol=1e-13)
+        np.testing.assert_allclose(typax.lift(lambda x, w: x @ w)(x, w), x @ dense(w), rtol=1e-13)
+
+
+def test_a_contraction_sharded_on_one_side_is_what_the_reference_makes_of_it():
+    with jax.set_mesh(jax.make_mesh((4, 2), ("i", "j"))):
+        x = jax.device_put(jnp.ones((8, 16)), jax.P("i"))
+        w = quantize(jax.device_put(jnp.ones((16, 8)), jax.P("j")))
+        for f in (matmul, typax.lift(lambda x, w: x @ w)):
+            assert jax.typeof(f(x, w)) == jax.typeof(x @ dense(w))
+        got = jax.grad(lambda x, w: jnp.sum(matmul(x, w) ** 2), (0, 1))(x, w)
+        assert [str(jax.typeof(g)) for g in got] == ["float32[8@i,16]", "float32[16@j,8]"]

@@ -1,6 +1,7 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
 from typax import hijax
+from typax._codes import dot_general, gather, transpose
 from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
@@ -10,7 +11,7 @@ from typax._structural import dense
 from typax._tangent import Tangent
 from typax._type import ValueType
 from typax._value import Value
-from typax.quantized import QArray, dot_general, gather, matmul, quantize, transpose
+from typax.quantized import QArray, matmul, quantize
 
 __version__ = "0.1.0"
 

@@ -2,16 +2,14 @@
 
 An equation whose operands are all arrays is bound as it stands.  One with a hi operand is given to the op whose
 reference is the primitive at hand and which has an implementation for the operand types; without one, its hi operands
-become dense.  `_op` fills the registry, so that there is one registry of arithmetic; `_lift` adds the primitives that
+become dense.  `_op` fills the registry, so that there is one registry of arithmetic; `_control` adds the primitives that
 hold programs of their own (loops, branches).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import jax
-
-from typax import _jax
+from typax import _jax, _jaxpr
 
 
 class Native(Protocol):
@@ -20,28 +18,28 @@ class Native(Protocol):
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any: ...
 
 
+class Event(NamedTuple):
+    """What happened to an equation with a hi operand: an op has run it, or an operand becomes dense."""
+
+    primitive: str
+    types: tuple[Any, ...]  # of its operands
+    dense: Any = None  # the type that becomes dense; None: it ran natively
+    place: tuple[str, int, str] | None = None  # file, line and function of the program
+    why: str = ""
+
+
+type Record = Callable[[Event], None]
+
 registry: dict[Any, list[Native]] = {}
-structured: dict[Any, Callable[..., Any]] = {}
-densify: Callable[[Any], Any]  # set by _op: typax.dense
+structured: dict[Any, Callable[[Any, Sequence[Any], Record], list[Any]]] = {}
+densify: Callable[[Any], Any]  # set by _structural: typax.dense
 
 
-class Policy:
-    """What happens where no op fits; the derived rules densify without a word."""
-
-    def native(self, eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Called when an op has run an equation."""
-
-    def densified(self, eqn: Any, operand: Any) -> None:
-        """Called before an operand becomes dense."""
-
-    def plain(self, eqn: Any, operands: Sequence[Any]) -> None:
-        """Called when an equation without hi operands runs as it stands."""
+def silent(event: Event) -> None:
+    """The record of the derived rules: what they make dense, they make dense without a word."""
 
 
-silent = Policy()
-
-
-def evaluate(jaxpr: Any, args: Sequence[Any], policy: Policy = silent) -> list[Any]:
+def evaluate(jaxpr: Any, args: Sequence[Any], record: Record = silent) -> list[Any]:
     """The results of ``jaxpr`` on ``args``, any of which may be a hi value that stands for the array expected there."""
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
@@ -54,7 +52,7 @@ def evaluate(jaxpr: Any, args: Sequence[Any], policy: Policy = silent) -> list[A
     for i, eqn in enumerate(jaxpr.eqns):
         operands = [read(a) for a in eqn.invars]
         with _jax.eqn_context(eqn):
-            results = _equation(eqn, operands, policy)
+            results = _equation(eqn, operands, record)
         env.update(zip(eqn.outvars, results, strict=True))
         for v in {v for v in eqn.invars if not isinstance(v, _jax.Literal)}:
             if last_use[v] == i and v not in keep:
@@ -62,9 +60,9 @@ def evaluate(jaxpr: Any, args: Sequence[Any], policy: Policy = silent) -> list[A
     return [read(a) for a in jaxpr.outvars]
 
 
-def stands_for_array(x: Any, aval: Any) -> bool:
-    """Whether ``x`` is a hi value in a place where the program has an array."""
-    return _jax.is_hi(_jax.typeof(x)) and not _jax.is_hi(aval)
+def stands_for_array(ty: Any, aval: Any) -> bool:
+    """Whether ``ty`` is a hi type in a place where the program has an array."""
+    return _jax.is_hi(ty) and not _jax.is_hi(aval)
 
 
 def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
@@ -85,35 +83,19 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     )
 
 
-def _equation(eqn: Any, operands: list[Any], policy: Policy) -> list[Any]:
-    hi = [stands_for_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-    if eqn.primitive in structured and any(hi):
-        return structured[eqn.primitive](eqn, operands, policy)
+def _equation(eqn: Any, operands: list[Any], record: Record) -> list[Any]:
+    types = tuple(map(_jax.typeof, operands))
+    hi = [stands_for_array(t, v.aval) for t, v in zip(types, eqn.invars, strict=True)]
     if not any(hi):
-        policy.plain(eqn, operands)
-        return _jax.bind_eqn(eqn, operands)
-    params = dict(eqn.params)
+        return _jaxpr.bind_eqn(eqn, operands)
+    if eqn.primitive in structured:
+        return structured[eqn.primitive](eqn, operands, record)
     for op in registry.get(eqn.primitive, ()):
-        out = op.run_equation(operands, params)
+        out = op.run_equation(operands, dict(eqn.params))
         if out is not NotImplemented:
-            results = list(out) if eqn.primitive.multiple_results else [out]
-            policy.native(eqn, operands, results)
-            return results
-    for x, is_hi in zip(operands, hi, strict=True):
+            record(Event(eqn.primitive.name, types, place=_jaxpr.place(eqn)))
+            return list(out) if eqn.primitive.multiple_results else [out]
+    for t, is_hi in zip(types, hi, strict=True):
         if is_hi:
-            policy.densified(eqn, x)
-    return _jax.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])
-
-
-def _jit(eqn: Any, operands: list[Any], policy: Policy) -> list[Any]:
-    """A nested program keeps its name and its place in the jaxpr."""
-    inner = eqn.params["jaxpr"]
-
-    def run(*args: Any) -> list[Any]:
-        return evaluate(inner, args, policy)
-
-    run.__name__ = eqn.params["name"]
-    return list(jax.jit(run, inline=bool(eqn.params.get("inline", False)))(*operands))
-
-
-structured[_jax.jit_p] = _jit
+            record(Event(eqn.primitive.name, types, t, _jaxpr.place(eqn)))
+    return _jaxpr.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])

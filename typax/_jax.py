@@ -6,20 +6,19 @@ workaround steps aside as soon as JAX closes the hole it is for.
 
 import functools
 import inspect
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, api, config, core, dtypes, pjit, source_info_util
+from jax._src import ad_checkpoint, ad_util, api, config, core, custom_derivatives, dtypes, flattree, pjit, source_info_util
 from jax._src.hijax import Static
 from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
-from jax._src.lax.control_flow import conditionals
 from jax._src.lib import guard_lib
+from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental import hijax
 
 ShapedArray = core.ShapedArray
@@ -50,6 +49,14 @@ ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = pjit.jit_p
 transpose_p = jax.lax.transpose_p
+eval_jaxpr_p = core.eval_jaxpr_p
+remat_p = ad_checkpoint.remat_p
+custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+unspecified = UNSPECIFIED
+convert_element_type = _lax._convert_element_type
+user_frames = source_info_util.user_frames
+is_user_file = source_info_util.is_user_filename
 typeof = core.typeof
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
@@ -251,9 +258,13 @@ def eqn_context(eqn: Any) -> Iterator[None]:
         yield
 
 
-def bind_eqn(eqn: Any, operands: list[Any]) -> list[Any]:
-    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return list(out) if eqn.primitive.multiple_results else [out]
+def bind_scan(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> list[Any]:
+    """Bind a scan with another body, whose own constants become operands."""
+    extra = list(jaxpr.consts)
+    jaxpr, _ = pe.separate_consts(jaxpr) if extra else (jaxpr, ())
+    consts, carry, xs = params["ft_in"].unpack()
+    ft_in = flattree.pack((flattree.nones(len(extra) + len(consts)), carry, xs))
+    return jax.lax.scan_p.bind(*extra, *operands, **(params | {"jaxpr": jaxpr, "ft_in": ft_in}))
 
 
 def vmap(f: Callable[..., Any], in_axes: Any, out_axes: Any, axis: Any) -> Callable[..., Any]:
@@ -268,132 +279,6 @@ def vmap(f: Callable[..., Any], in_axes: Any, out_axes: Any, axis: Any) -> Calla
 def fake_linear_op(prim: Any, nz_in: list[bool], nz_out: list[bool], res: Any, tangents: list[Any]) -> list[Any]:
     """A linear stand-in for the tangents of a primitive that has reverse-mode rules only."""
     return _fake_linear_op(prim, nz_in, nz_out, res, None, *tangents)
-
-
-def _repair_remat() -> None:
-    """``jax.checkpoint`` does not raise its results when it is lowered, so that a hi result (for instance a hi
-    cotangent in the backward pass of a checkpointed function) would reach its users as separate arrays.  Only
-    calls that hold hi values come here; a JAX version that raises the results itself is left alone.
-    """
-    lower = ad_checkpoint.remat_p.to_lojax
-
-    def to_lojax(*hi_args: Any, jaxpr: Any, **params: Any) -> list[Any]:
-        out = list(lower(*hi_args, jaxpr=jaxpr, **params))
-        if any(is_hi(typeof(x)) for x in out):
-            return out
-        los = iter(out)
-        return [a.raise_val(*(next(los) for _ in a.lo_ty())) for a in jaxpr.out_avals]
-
-    ad_checkpoint.remat_p.to_lojax = to_lojax
-
-
-_repair_remat()
-
-
-def _repair_identities() -> None:
-    """``stop_gradient`` and ``optimization_barrier`` of a hi value are not lowered, though they act on each array alike."""
-
-    def to_lojax(primitive: Any) -> Callable[..., Any]:
-        def run(*args: Any, **params: Any) -> Any:
-            tys = [typeof(x) for x in args]
-            los = [lo for t, x in zip(tys, args, strict=True) for lo in t.lower_val(x)]
-            if primitive.multiple_results:
-                out = iter(primitive.bind(*los, **params))
-            else:
-                out = iter([primitive.bind(x, **params) for x in los])
-            raised = [t.raise_val(*(next(out) for _ in t.lo_ty())) for t in tys]
-            return raised if primitive.multiple_results else raised[0]
-
-        return run
-
-    for primitive in (ad_util.stop_gradient_p, jax.lax.optimization_barrier_p):
-        if "to_lojax" not in vars(primitive):
-            primitive.is_high = lambda *avals, **_: any(map(is_hi, avals))
-            primitive.to_lojax = to_lojax(primitive)
-
-
-_repair_identities()
-
-
-def _repair_cond() -> None:
-    """``cond`` makes an array of what its branches return as they got it, which a hi value is not."""
-
-    class Lax(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            return getattr(_lax, name)
-
-        def asarray(self, x: Any) -> Any:
-            return x if is_hi_value(x) else _lax.asarray(x)
-
-    if vars(conditionals).get("lax") is _lax:
-        setattr(conditionals, "lax", Lax("lax"))  # noqa: B010
-
-
-_repair_cond()
-
-
-_to_meta_ty = pjit.convert_to_metaty
-
-
-def convert_to_metaty(arg: Any) -> Any:
-    """What ``jax.jit(f).lower`` knows of an argument: the sharding of a hi argument is taken for that of each array to which
-    it lowers, whatever its rank, though these have their own in their types.  Everything else is left alone."""
-    meta = _to_meta_ty(arg)
-    return meta.replace(sharding=None) if is_hi(meta.aval) else meta
-
-
-_probe = type("_probe", (HiType,), {"sharding": ..., "__hash__": object.__hash__, "__eq__": object.__eq__})()
-if _to_meta_ty(_probe).sharding is not None:
-    pjit.convert_to_metaty = convert_to_metaty
-
-_broadcast, _matchaxis = batching.broadcast, batching.matchaxis
-broadcast_hi: Callable[..., Any]  # these two are set by _structural
-rebatch_hi: Callable[..., Any]
-
-
-def broadcast(x: Any, size: int, axis: int, mesh_axis: Any) -> Any:
-    """``batching.broadcast``, which makes a batch of what ``vmap`` did not map, hands hi values to an operation for arrays.
-    Those are stacked instead; everything else is left alone."""
-    if not is_hi_value(x):
-        return _broadcast(x, size, axis, mesh_axis)
-    return broadcast_hi(x, size, axis, mesh_axis)
-
-
-def matchaxis(axis_data: Any, src: Any, dst: Any, x: Any, sum_match: bool = False) -> Any:
-    """``batching.matchaxis`` moves a batch axis to where a loop or a caller wants it, but does not know the mapping specs of
-    hi values; everything else is left alone."""
-    if (isinstance(src, MappingSpec) or isinstance(dst, MappingSpec)) and src != dst and is_hi_value(x):
-        moved = rebatch_hi(x, axis_data.size, src, dst, axis_data.explicit_mesh_axis)
-        if moved is not None:
-            return moved
-    return _matchaxis(axis_data, src, dst, x, sum_match)
-
-
-batching.broadcast, batching.matchaxis = broadcast, matchaxis
-
-_unmapped_aval = core.unmapped_aval
-
-
-def unmapped_aval(size: Any, axis: Any, aval: Any, explicit_mesh_axis: Any = None) -> Any:
-    """``core.unmapped_aval`` forgets the mesh axis of a batch axis where a hi type gets one; arrays are left alone."""
-    if explicit_mesh_axis is not None and getattr(aval, "is_declared", False):
-        return aval.inc_rank(size, axis, explicit_mesh_axis)
-    return _unmapped_aval(size, axis, aval, explicit_mesh_axis)
-
-
-core.unmapped_aval = unmapped_aval
-
-_mapped_leading_aval = core.mapped_leading_aval
-
-
-def mapped_leading_aval(size: Any, aval: Any) -> Any:
-    """``core.mapped_leading_aval``: the type of one step of a scan. A loop slices every array that a value is made of."""
-    if getattr(aval, "is_declared", False):
-        aval.check_sliceable()
-    return _mapped_leading_aval(size, aval)
-
-
-core.mapped_leading_aval = mapped_leading_aval
 
 
 def is_hi_value(x: Any) -> bool:

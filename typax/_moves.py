@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from typax import _jax, _prim
+from typax import _jax, _prim, _repairs
 from typax._byhand import has_axes, is_raw, own_spec, tangent_axis
 from typax._prim import Application, Linear, Mask
 from typax._structural import Derived, by_components, from_traced, made, over_components, over_views
@@ -62,7 +62,7 @@ class RawBroadcast(Application):
         self.axis: Any = tangent_axis(self.out_tys[0], spec, size) if has_axes(ty) else None
 
         def fn(*los: Any) -> list[Any]:
-            return [x if k is None else _jax.broadcast(x, size, k, None) for x, k in zip(los, axes, strict=True)]
+            return [x if k is None else _repairs.broadcast(x, size, k, None) for x, k in zip(los, axes, strict=True)]
 
         self.lo, self.deps, self.effects = from_traced(self.name, jax.jit(fn).trace(*ty.lo_ty()))
 
@@ -72,7 +72,7 @@ class RawBroadcast(Application):
         return Linear((), lambda _, leaves: [fn(x) for x in leaves])
 
     def pushforward(self, nonzero: Mask) -> Linear:
-        return self._linear(lambda x: _jax.broadcast(x, self.shown["size"], self.axis, None))
+        return self._linear(lambda x: _repairs.broadcast(x, self.shown["size"], self.axis, None))
 
     def pullback(self, nonzero: Mask) -> Linear:
         return self._linear(lambda x: x.sum(self.axis))
@@ -88,7 +88,7 @@ def broadcast_batch(value: Any, size: int, axis: int, mesh_axis: Any = None) -> 
         (out,) = made(("broadcast", size, axis), ty, lambda: RawBroadcast(ty, size, axis)).apply([value])
         return out
     if not isinstance(ty, ValueType):
-        return _jax.broadcast(value, size, axis, mesh_axis)
+        return _repairs.broadcast(value, size, axis, mesh_axis)
     axes, masks = ty.broadcasted(axis)
 
     def fn(*leaves: Any) -> list[Any]:
@@ -188,4 +188,4 @@ def rebatch(value: Any, size: int, src: Any, dst: Any, mesh_axis: Any = None) ->
     return out
 
 
-_jax.broadcast_hi, _jax.rebatch_hi = broadcast_batch, rebatch
+_repairs.broadcast_hi, _repairs.rebatch_hi = broadcast_batch, rebatch

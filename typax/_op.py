@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from typax import _axes, _interpret, _jax, _prim
+from typax import _axes, _interpret, _jax, _jaxpr, _prim
 from typax._axes import static_key
 from typax._byhand import axes_type, has_axes, is_raw
 from typax._match import Implementation, covers, overlap, read_implementation, show_operands, stack_of_one
@@ -210,6 +210,8 @@ class Op:
                 app = self.cache.get(key, lambda: self._application(tree, tys, statics))
         if app is _REFERENCE:
             return self._on_arrays(args, statics)
+        if isinstance(app, Refused):
+            raise Refused(*app.args)
         return app.out_tree.unflatten(app.apply(flat))
 
     def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
@@ -228,7 +230,10 @@ class Op:
                 f"{self.name} has no implementation for {_show(args)}; it has: {have}. Add one with @{self.name}.impl, or "
                 f"apply it to typax.dense(v)"
             )
-        return OpApplication(self, impl, tree, tys, statics)
+        try:
+            return OpApplication(self, impl, tree, tys, statics)
+        except Refused as refusal:
+            return Refused(*refusal.args)
 
     def _refuse_stacks(self, args: Any) -> None:
         """A stack of values where an implementation takes one of them: say so."""
@@ -259,7 +264,7 @@ _REFERENCE = object()
 
 def _bind_fn(primitive: Any) -> Callable[..., Any]:
     def reference(*xs: Any, **params: Any) -> Any:
-        return primitive.bind(*xs, **params)
+        return _jaxpr.bind(primitive, xs, params)
 
     reference.__name__ = primitive.name
     return reference

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from typax import _jax, _prim
+from typax import _jax, _prim, _repairs
 from typax._prim import Application, Linear, Mask
 from typax._structural import close_tangent, open_tangent, tangent_leaf_count, tangent_views
 from typax._type import ValueType
@@ -258,7 +258,7 @@ def batch_rule(app: Overridden, axis: Any, args: Sequence[Any], dims: Sequence[A
     if len(spots) != len(flat):
         raise TypeError(f"{app.name}.def_batch: {len(flat)} results, but axes for {len(spots)}")
     for x, d, t in zip(flat, spots, app.out_tys, strict=True):
-        want = t if d is None else _jax.unmapped_aval(axis[1], d, t, axis[3])
+        want = t if d is None else _repairs.unmapped_aval(axis[1], d, t, axis[3])
         _check(app.name, "def_batch", "the mapped result", x, want)
     return tuple(flat), tuple(spots)
 

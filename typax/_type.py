@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from typax import _axes, _jax
+from typax import _axes, _jax, _repairs
 from typax._axes import Axis, Bindings, Pattern, static_key
 from typax._byhand import axes_type, has_axes, is_raw, mapped_axes, own_spec
 from typax._declaration import Component, Declaration
@@ -368,10 +368,10 @@ class ValueType(Partitioned, _jax.HiType):
         specs, k = self._checked(spec, adding=True)
         if k is None:
             grown = zip(self.leaves, specs, strict=True)
-            return self.with_leaves([_jax.unmapped_aval(size, own_spec(a, s), a, mesh_axis) for a, s in grown])
+            return self.with_leaves([_repairs.unmapped_aval(size, own_spec(a, s), a, mesh_axis) for a, s in grown])
         leaves, masks = [], []
         for a, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            leaves.append(a if s is None else _jax.unmapped_aval(size, own_spec(a, sum(m[:k])), a, mesh_axis))
+            leaves.append(a if s is None else _repairs.unmapped_aval(size, own_spec(a, sum(m[:k])), a, mesh_axis))
             masks.append((*m[:k], s is not None, *m[k:]))
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
 

@@ -8,14 +8,27 @@ The scale is written as a product with the rounded reciprocal since XLA rewrites
 and NumPy results are the same bits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, Int, Int8
+from jaxtyping import Array, Float, Float32, Int8
 
-from typax._op import Refused, op
+from typax._op import op
 from typax._value import Value
+
+
+def accumulated(*dtypes: Any) -> Any:
+    """The dtype in which products of numbers of these dtypes are made and summed: float32, or float64 if one has it."""
+    return jnp.dtype("float64" if jnp.dtype("float64") in map(jnp.dtype, dtypes) else "float32")
+
+
+def times(codes: Any, scale: Any, dtype: Any) -> Any:
+    """``codes · scale`` in ``dtype``, multiplied in float32 or float64."""
+    wide = accumulated(dtype)
+    return (codes.astype(wide) * scale.astype(wide)).astype(dtype)
 
 
 class QArray(Value, name="q8"):
@@ -30,12 +43,23 @@ class QArray(Value, name="q8"):
     dtype: Any = jnp.dtype("float32")
 
     def dense(self) -> Float[Array, "*batch n"]:
-        return (self.qvalue.astype(jnp.float32) * self.scale[..., None]).astype(self.dtype)
+        return times(self.qvalue, self.scale[..., None], self.dtype)
 
     @classmethod
     def from_dense(cls, x, dtype=None):
         """Quantize; what `typax.retract` and quantized tangents are made by."""
         return cls(*_round(x), dtype=dtype or x.dtype)
+
+
+class QColumns(Value, name="q8t"):
+    """`QArray` with the last two axes swapped: int8 codes with one scale per column."""
+
+    qvalue: Int8[Array, "*batch n k"]
+    scale: Float32[Array, "*batch k"]
+    dtype: Any = jnp.dtype("float32")
+
+    def dense(self) -> Float[Array, "*batch n k"]:
+        return times(self.qvalue, self.scale[..., None, :], self.dtype)
 
 
 def _identity(x: Any) -> Any:
@@ -70,119 +94,44 @@ matmul = op(jnp.matmul, name="matmul")
 @matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"]) -> Any:
     # one scale per row of w: it sits on the contracted axis and folds into x
-    return _matmul(x.astype(jnp.float32) * _along(w.scale, x.ndim - 1, x.ndim), w.qvalue.astype(jnp.float32), x, w)
+    wide = x.astype(accumulated(x.dtype, w.dtype))
+    return _matmul(wide * along(w.scale, wide, [x.ndim - 1]), w.qvalue, x, w)
 
 
 @matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[QArray, "k"]) -> Any:
-    return _matmul(x.astype(jnp.float32), w.qvalue.astype(jnp.float32) * w.scale, x, w)
+    return _matmul(x, w.qvalue, x, w, w.scale)
 
 
 @matmul.impl
 def _(w: Float[QArray, "*c k"], x: Float[Array, "k"]) -> Any:
     # one scale per element of the result
-    return _matmul(w.qvalue.astype(jnp.float32), x.astype(jnp.float32), x, w, w.scale)
+    return _matmul(w.qvalue, x, x, w, w.scale)
 
 
 @matmul.impl
 def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"]) -> Any:
     # one scale per row of the result
-    return _matmul(w.qvalue.astype(jnp.float32), x.astype(jnp.float32), x, w, w.scale[:, None])
+    return _matmul(w.qvalue, x, x, w, w.scale[:, None])
 
 
 @matmul.impl
 def _(w: Float[QArray, "k"], x: Float[Array, "*b k n"]) -> Any:
-    return _matmul(w.qvalue.astype(jnp.float32) * w.scale, x.astype(jnp.float32), x, w)
+    return _matmul(w.qvalue, x, x, w, w.scale)
+
+
+def along(scale: Any, x: Any, axes: Sequence[int]) -> Any:
+    """Scales that lie along ``axes`` of ``x``, ready to multiply it: partitioned as ``x`` is, which is to stay so."""
+    own, of_x = jax.typeof(scale).sharding.spec, jax.typeof(x).sharding.spec
+    parts = [own[i] if x.shape[k] == 1 else of_x[k] for i, k in enumerate(axes)]
+    if any(p is not None for p in own) and list(own) != parts:
+        scale = jax.sharding.reshard(scale, jax.P(*parts))
+    return jnp.expand_dims(scale, [k for k in range(x.ndim) if k not in axes]).astype(x.dtype)
 
 
 def _matmul(a: Any, b: Any, x: Any, w: Any, scale: Any = None) -> Any:
-    y = jnp.matmul(a, b)
+    wide = accumulated(x.dtype, w.dtype)
+    y = jnp.matmul(a.astype(wide), b.astype(wide))
     if scale is not None:
-        y = y * jnp.expand_dims(scale, tuple(range(y.ndim - scale.ndim)))
+        y = y * jnp.expand_dims(scale, range(y.ndim - scale.ndim)).astype(wide)
     return y.astype(jnp.result_type(x.dtype, w.dtype))
-
-
-def _along(scale: Any, axis: int, ndim: int) -> Any:
-    """A vector of scales along one of ``ndim`` axes."""
-    return jnp.expand_dims(scale, tuple(k for k in range(ndim) if k != axis))
-
-
-dot_general = op(lax.dot_general_p, name="dot_general")
-
-
-class QColumns(Value, name="q8t"):
-    """The transpose of a matrix `QArray`: int8 codes with one scale per column."""
-
-    qvalue: Int8[Array, "n k"]
-    scale: Float32[Array, "k"]
-    dtype: Any = jnp.dtype("float32")
-
-    def dense(self) -> Float[Array, "n k"]:
-        return (self.qvalue.astype(jnp.float32) * self.scale[None, :]).astype(self.dtype)
-
-
-def _product(x: Any, w: Any, scaled: int, dimension_numbers: Any, params: dict[str, Any], left: bool) -> Any:
-    """``x`` times the matrix ``w`` whose axis ``scaled`` has the scales; ``left``: ``w`` is the left operand."""
-    contract, (bx, bw) = dimension_numbers
-    if len(contract[0]) != 1 or bx or bw:
-        raise Refused("only one contracted axis and no batch axes run on the codes")
-    (cw,), (cx,) = contract if left else contract[::-1]
-    x32, q = x.astype(jnp.float32), w.qvalue.astype(jnp.float32)
-    if cw == scaled:  # the scales sit on the contracted axis and fold into x
-        x32 = x32 * _along(w.scale, cx, x.ndim)
-    shared = {"precision": params.get("precision"), "out_sharding": params.get("out_sharding")}
-    a, b = (q, x32) if left else (x32, q)
-    y = lax.dot_general(a, b, (contract, ((), ())), **shared)
-    if cw != scaled:  # they sit on the kept axis, the first of the result or the last
-        y = y * _along(w.scale, 0 if left else y.ndim - 1, y.ndim)
-    wanted = params.get("preferred_element_type")
-    return y.astype(jnp.result_type(x.dtype, w.dtype) if wanted is None else wanted)
-
-
-@dot_general.impl
-def _(x: Float[Array, "*b"], w: Float[QArray, "k n"], *, dimension_numbers: Any, **params: Any) -> Any:
-    return _product(x, w, 0, dimension_numbers, params, left=False)
-
-
-@dot_general.impl
-def _(w: Float[QArray, "k n"], x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
-    return _product(x, w, 0, dimension_numbers, params, left=True)
-
-
-@dot_general.impl
-def _(x: Float[Array, "*b"], w: QColumns, *, dimension_numbers: Any, **params: Any) -> Any:
-    return _product(x, w, 1, dimension_numbers, params, left=False)
-
-
-@dot_general.impl
-def _(w: QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
-    return _product(x, w, 1, dimension_numbers, params, left=True)
-
-
-transpose = op(lax.transpose_p, name="transpose")
-
-
-@transpose.impl
-def _(q: Float[QArray, "k n"], *, permutation: Any) -> Any:
-    return QColumns(q.qvalue.T, q.scale, dtype=q.dtype) if tuple(permutation) == (1, 0) else q
-
-
-@transpose.impl
-def _(q: QColumns, *, permutation: Any) -> Any:
-    return QArray(q.qvalue.T, q.scale, dtype=q.dtype) if tuple(permutation) == (1, 0) else q
-
-
-gather = op(lax.gather_p, name="gather")
-
-
-@gather.impl
-def _(q: Float[QArray, "k n"], index: Int[Array, "*b 1"], *, dimension_numbers: Any, slice_sizes: Any, **params: Any) -> Any:
-    # whole rows, as an embedding lookup reads them
-    d, n = dimension_numbers, q.qvalue.shape[1]
-    whole = slice_sizes == (1, n) and d.collapsed_slice_dims == (0,) and d.start_index_map == (0,)
-    if not whole or d.offset_dims != (index.ndim - 1,) or d.operand_batching_dims:
-        raise Refused("only whole rows are read from the codes")
-    codes = lax.gather_p.bind(q.qvalue, index, dimension_numbers=d, slice_sizes=slice_sizes, **params)
-    rows = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
-    scale = lax.gather_p.bind(q.scale, index, dimension_numbers=rows, slice_sizes=(1,), **params)
-    return (codes.astype(jnp.float32) * scale[..., None]).astype(q.dtype)

@@ -1,0 +1,245 @@
+"""Programs inside programs on hi operands: nested calls, loops, branches, checkpoints, custom derivatives.
+
+Each such equation gets a *plan*, made once for given operand types: which operands become dense before it, and its inner
+programs lifted.  A loop's carry keeps its type, and all branches give the same types:
+
+    carry q8, body gives f32      the carry is made dense before the loop
+    carry f32, body gives q8      what the body gives is made dense, at its end
+    branches give q8 and f32      dense, in the branches
+
+Nested calls, scans and checkpoints are bound anew with the lifted program, so that JAX differentiates them as it does
+any.  The others are ops whose reference is the equation itself and whose implementation runs the lifted programs: their
+derivatives are those of the equation (a custom rule stays), evaluated on the hi operands, and they map over axes as
+programs on arrays do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from typax import _interpret, _jax, _jaxpr, _repairs
+from typax._interpret import Event, Record
+from typax._op import Op
+from typax._prim import Cache
+from typax._structural import component_leaves, from_leaves, pack_open
+from typax._type import ValueType, dense_type
+
+
+class Lifted(NamedTuple):
+    """An inner program on hi operands, and what happened to its equations."""
+
+    jaxpr: Any
+    events: tuple[Event, ...]
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return _jax.eval_jaxpr_fun(self.jaxpr)(*args)
+
+
+class Plan(NamedTuple):
+    dense: dict[int, str]  # operands to make dense before, and why
+    programs: tuple[Lifted, ...] = ()
+
+    @property
+    def jaxpr(self) -> Any:
+        return self.programs[0].jaxpr
+
+
+_lifted, _plans = Cache(1024), Cache(1024)
+
+
+def _cached(cache: Cache, key: Any, make: Callable[[], Any]) -> Any:
+    with _jax.without_anonymous_axes():
+        key = (key, _jax.trace_key())
+        try:
+            hash(key)
+        except TypeError:
+            return make()
+        return cache.get(key, make)
+
+
+def lifted(jaxpr: Any, types: Sequence[Any], dense_outs: frozenset[int] = frozenset(), why: str = "") -> Lifted:
+    """``jaxpr`` on operands of these types; the results ``dense_outs`` are made dense at its end."""
+
+    def make() -> Lifted:
+        events: list[Event] = []
+
+        def run(*args: Any) -> list[Any]:
+            out = _interpret.evaluate(jaxpr, args, events.append)
+            for i in dense_outs:
+                if _interpret.stands_for_array(ty := _jax.typeof(out[i]), jaxpr.out_avals[i]):
+                    events.append(Event("", (), ty, why=why))
+                    out[i] = _interpret.densify(out[i])
+            return [_jaxpr.with_weak_type(x, a) for x, a in zip(out, jaxpr.out_avals, strict=True)]
+
+        return Lifted(_jaxpr.trace(run, types), tuple(events))
+
+    return _cached(_lifted, (jaxpr, tuple(types), dense_outs), make)
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def _settle(carry: Sequence[int], types: list[Any], lift: Callable[[frozenset[int]], Lifted]) -> Plan:
+    """Make carries dense until the body gives what it takes; ``types`` becomes what the body is lifted on.
+
+    ``carry`` holds the operand's position of each carry; the body's first results are the carries.
+    """
+    dense, ends = dict[int, str](), frozenset[int]()
+    while True:
+        body = lift(ends)
+        outs = body.jaxpr.out_avals
+        wrong = [j for j, i in enumerate(carry) if not _same(types[i], outs[j])]
+        if not wrong:
+            return Plan(dense, (body,))
+        for j in wrong:
+            i = carry[j]
+            if isinstance(types[i], ValueType):
+                dense[i] = f"before the loop, whose body gives {outs[j]} for it"
+                types[i] = dense_type(types[i])
+            else:
+                ends |= {j}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a == b if _jax.is_hi(a) or _jax.is_hi(b) else True
+
+
+def _plan_scan(params: dict[str, Any], types: list[Any]) -> Plan:
+    n_consts, n_carry = _jaxpr.scan_counts(params)
+    start, dense = n_consts + n_carry, dict[int, str]()
+    for i in range(start, len(types)):
+        try:
+            types[i] = _repairs.mapped_leading_aval(params["length"], types[i])
+        except TypeError:
+            dense[i] = "since its leading axis cannot be sliced"
+            types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
+    why = "at the end of the body, since the carry is an array"
+    plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, ends, why))
+    return Plan(dense | plan.dense, plan.programs)
+
+
+def _plan_while(params: dict[str, Any], types: list[Any]) -> Plan:
+    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    carry = range(nc + nb, len(types))
+    why = "at the end of the body, since the carry is an array"
+    plan = _settle(carry, types, lambda ends: lifted(params["body_jaxpr"], types[nc:], ends, why))
+    return Plan(plan.dense, (*plan.programs, lifted(params["cond_jaxpr"], [*types[:nc], *types[nc + nb :]])))
+
+
+def _plan_cond(params: dict[str, Any], types: list[Any]) -> Plan:
+    branches = params["branches"]
+    first = [lifted(b, types[1:]) for b in branches]
+    outs = zip(*(b.jaxpr.out_avals for b in first), strict=True)
+    differ = frozenset(j for j, tys in enumerate(outs) if not all(_same(tys[0], t) for t in tys))
+    why = "at the end of a branch, since the others give another type"
+    return Plan({}, tuple(lifted(b, types[1:], differ, why) for b in branches))
+
+
+def _plan_jit(params: dict[str, Any], types: list[Any]) -> Plan:
+    dense = dict[int, str]()
+    for i, (t, a, s) in enumerate(zip(types, params["jaxpr"].in_avals, params["in_shardings"], strict=True)):
+        if _interpret.stands_for_array(t, a) and s is not _jax.unspecified:
+            dense[i], types[i] = f"since the call asks for the sharding {s} of an array", dense_type(t)
+    placed = frozenset(i for i, s in enumerate(params["out_shardings"]) if s is not _jax.unspecified)
+    return Plan(dense, (lifted(params["jaxpr"], types, placed, "since the call asks for the sharding of an array"),))
+
+
+def _plan_inner(name: str) -> Callable[[dict[str, Any], list[Any]], Plan]:
+    return lambda params, types: Plan({}, (lifted(params[name], types),))
+
+
+# --- running them ----------------------------------------------------------------------------------------------------
+
+type Run = Callable[[Sequence[Any], dict[str, Any], Plan], list[Any]]
+
+
+def _plan_for(primitive: Any, plan: Any, params: dict[str, Any], operands: Sequence[Any]) -> Plan:
+    types = tuple(map(_jax.typeof, operands))
+    return _cached(_plans, (primitive, tuple(params.items()), types), lambda: plan(params, list(types)))
+
+
+def _structured(primitive: Any, plan: Callable[[dict[str, Any], list[Any]], Plan], run: Run) -> None:
+    def handle(eqn: Any, operands: Sequence[Any], record: Record) -> list[Any]:
+        chosen = _plan_for(primitive, plan, eqn.params, operands)
+        types, place = tuple(map(_jax.typeof, operands)), _jaxpr.place(eqn)
+        for i, why in chosen.dense.items():
+            record(Event(primitive.name, types, types[i], place, why))
+        for e in (e for p in chosen.programs for e in p.events):
+            record(e if e.primitive else e._replace(primitive=primitive.name, place=place))
+        full = [_interpret.densify(x) if i in chosen.dense else x for i, x in enumerate(operands)]
+        return list(run(full, eqn.params, chosen))
+
+    _interpret.structured[primitive] = handle
+
+
+def _as_op(primitive: Any, plan: Callable[[dict[str, Any], list[Any]], Plan], run: Run) -> None:
+    """Run the equation as an op: derivatives are the equation's own, and it maps as its arrays do."""
+    op = Op(primitive, primitive.name)
+
+    def implementation(*operands: Any, **params: Any) -> list[Any]:
+        operands = tuple(map(pack_open, operands))
+        return run(operands, params, _plan_for(primitive, plan, params, operands))
+
+    op.impl(implementation)
+    _structured(primitive, plan, lambda operands, params, _: op(*operands, **params))
+
+
+def _run_while(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    consts, of_body, init = operands[:nc], operands[nc : nc + nb], list(operands[nc + nb :])
+    body, cond = plan.programs
+    return jax.lax.while_loop(lambda c: cond(*consts, *c)[0], lambda c: body(*of_body, *c), init)
+
+
+def _run_cond(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+    branches = [lambda *xs, program=program: program(*xs) for program in plan.programs]
+    return jax.lax.switch(operands[0], branches, *operands[1:])
+
+
+def _run_jit(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+    return _jax.jit_p.bind(*operands, **(params | {"jaxpr": plan.jaxpr}))
+
+
+def _run_remat(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+    return _jax.remat_p.bind(*operands, **(params | {"jaxpr": plan.jaxpr}))
+
+
+def _run_inner(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+    return plan.programs[0](*operands)
+
+
+_structured(_jax.jit_p, _plan_jit, _run_jit)
+_structured(_jax.remat_p, _plan_inner("jaxpr"), _run_remat)
+_structured(jax.lax.scan_p, _plan_scan, lambda operands, params, plan: _jax.bind_scan(operands, plan.jaxpr, params))
+_structured(_jax.eval_jaxpr_p, _plan_inner("call_jaxpr"), _run_inner)
+_as_op(jax.lax.while_p, _plan_while, _run_while)
+_as_op(jax.lax.cond_p, _plan_cond, _run_cond)
+_as_op(_jax.custom_jvp_call_p, _plan_inner("call_jaxpr"), _run_inner)
+_as_op(_jax.custom_vjp_call_p, _plan_inner("call_jaxpr"), _run_inner)
+
+
+# --- what holds for every type -----------------------------------------------------------------------------------------
+
+
+def _through(primitive: Any) -> None:
+    """A primitive that is the identity on what its operands stand for is applied to every component."""
+    op = Op(primitive, primitive.name)
+    many = primitive.multiple_results
+
+    def implementation(*operands: Any, **params: Any) -> Any:
+        declared = [isinstance(_jax.typeof(x), ValueType) for x in operands]
+        leaves = [component_leaves(x) if d else [x] for x, d in zip(operands, declared, strict=True)]
+        flat = [x for part in leaves for x in part]
+        out = iter(primitive.bind(*flat, **params) if many else [primitive.bind(x, **params) for x in flat])
+        back = [
+            from_leaves(_jax.typeof(x), [next(out) for _ in part]) if d else next(out)
+            for x, d, part in zip(operands, declared, leaves, strict=True)
+        ]
+        return back if many else back[0]
+
+    op.impl(implementation)
+
+
+for _primitive in (jax.lax.copy_p, jax.lax.stop_gradient_p, jax.lax.optimization_barrier_p):
+    _through(_primitive)

@@ -1,0 +1,70 @@
+"""Jaxprs: traced from a function, read, and bound equation by equation.
+
+Nothing here depends on the version of JAX; what does is in `_jax`.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from typax import _jax
+
+
+def trace(f: Callable[..., Any], types: Sequence[Any]) -> Any:
+    """The jaxpr of ``f`` on arguments of these types, closed: a tracer that ``f`` closes over is one of its constants."""
+    traced = jax.jit(f).trace(*types)
+    consts = [*traced.jaxpr.consts, *traced._consts]  # pyright: ignore[reportPrivateUsage]
+    return traced.jaxpr.with_consts(consts) if traced._consts else traced.jaxpr
+
+
+def has_tracer_consts(jaxpr: Any) -> bool:
+    return any(isinstance(c, _jax.Tracer) for c in jaxpr.consts)
+
+
+def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Bind a primitive with the parameters that an equation of a jaxpr shows."""
+    return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def bind_eqn(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    out = bind(eqn.primitive, operands, eqn.params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+def place(eqn: Any) -> tuple[str, int, str] | None:
+    """The file, line and function of the program that an equation comes from; typax's own frames are left out."""
+    for frame in _jax.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_HERE):
+            return frame.file_name, frame.start_line, frame.function_name
+    return None
+
+
+def calling_place() -> tuple[str, int, str] | None:
+    """The file, line and function that have called typax."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _jax.is_user_file(file) and not file.startswith(_HERE):
+            return file, frame.f_lineno, frame.f_code.co_qualname
+        frame = frame.f_back
+    return None
+
+
+def with_weak_type(x: Any, aval: Any) -> Any:
+    """An array with the dtype and weak type of ``aval``: branches and carries are compared with both."""
+    ty = _jax.typeof(x)
+    if _jax.is_hi(ty) or _jax.is_hi(aval) or (ty.dtype, ty.weak_type) == (aval.dtype, aval.weak_type):
+        return x
+    return _jax.convert_element_type(x, aval.dtype, aval.weak_type)
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried; the others are sliced."""
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
