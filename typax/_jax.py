@@ -229,21 +229,6 @@ def jaxpr_effects(jaxpr: Any) -> frozenset[Any]:
     return frozenset(jaxpr.effects)
 
 
-def dependences(jaxpr: Any) -> list[frozenset[int]]:
-    """For each result of a lowered jaxpr, the positions of the arguments it depends on (conservatively)."""
-    env: dict[Any, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
-    for eqn in jaxpr.eqns:
-        deps = frozenset().union(*(env.get(v, frozenset()) for v in eqn.invars if not isinstance(v, Literal)))
-        inner = eqn.params.get("jaxpr")
-        if inner is not None and eqn.primitive.name in ("jit", "pjit") and len(inner.invars) == len(eqn.invars):
-            atoms = [frozenset() if isinstance(v, Literal) else env.get(v, frozenset()) for v in eqn.invars]
-            for var, out in zip(eqn.outvars, dependences(inner), strict=True):
-                env[var] = frozenset().union(*(atoms[i] for i in out))
-        else:
-            env.update(dict.fromkeys(eqn.outvars, deps))
-    return [frozenset() if isinstance(v, Literal) else env.get(v, frozenset()) for v in jaxpr.outvars]
-
-
 def closes_over_tracers(traced: Any, n_args: int) -> bool:
     """Whether a function that was traced on ``n_args`` arrays uses values of a program being traced around it."""
     jaxpr = traced.jaxpr

@@ -68,3 +68,18 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many are carried; the others are sliced."""
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def dependences(jaxpr: Any) -> list[frozenset[int]]:
+    """For each result of a lowered jaxpr, the positions of the arguments it depends on (conservatively)."""
+    env: dict[Any, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        deps = frozenset().union(*(env.get(v, frozenset()) for v in eqn.invars if not isinstance(v, _jax.Literal)))
+        inner = eqn.params.get("jaxpr")
+        if inner is not None and eqn.primitive.name in ("jit", "pjit") and len(inner.invars) == len(eqn.invars):
+            atoms = [frozenset() if isinstance(v, _jax.Literal) else env.get(v, frozenset()) for v in eqn.invars]
+            for var, out in zip(eqn.outvars, dependences(inner), strict=True):
+                env[var] = frozenset().union(*(atoms[i] for i in out))
+        else:
+            env.update(dict.fromkeys(eqn.outvars, deps))
+    return [frozenset() if isinstance(v, _jax.Literal) else env.get(v, frozenset()) for v in jaxpr.outvars]

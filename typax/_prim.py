@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from typax import _jax
+from typax import _jax, _jaxpr
 from typax._byhand import is_raw, own_spec, tangent_axis
 from typax._spec import Axes
 from typax._type import ValueType, lo_axes, with_los
@@ -176,7 +176,7 @@ class Batched(Application):
         run = _jax.vmap(base.lo, tuple(in_axes), out_axes, axis)
         traced = jax.jit(run).trace(*(lo for t in in_tys for lo in t.lo_ty()))
         self.lo = _jitted(self.name, traced.jaxpr)
-        self.deps = _jax.dependences(traced.jaxpr)
+        self.deps = _jaxpr.dependences(traced.jaxpr)
         it = iter(traced.jaxpr.out_avals)
         self.out_tys = tuple(with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
         self.linears = Cache(64)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from typax import _interpret, _jax, _prim
+from typax import _interpret, _jax, _jaxpr, _prim
 from typax._byhand import is_raw, own_spec
 from typax._prim import Application, Cache, Linear, Mask
 from typax._type import ValueType, dense_type, record_view
@@ -250,7 +250,7 @@ def from_traced(name: str, traced: Any) -> tuple[Any, list[frozenset[int]], froz
     """A traced function on arrays: jitted, with what each result depends on, and its effects."""
     with _jax.eval_context():  # lowering must not see the trace that asks for it
         jaxpr = traced.lojax.jaxpr
-    return _prim._jitted(name, jaxpr), _jax.dependences(jaxpr), _jax.jaxpr_effects(jaxpr)
+    return _prim._jitted(name, jaxpr), _jaxpr.dependences(jaxpr), _jax.jaxpr_effects(jaxpr)
 
 
 # --- build and open ----------------------------------------------------------------------------------------------
