@@ -23,7 +23,8 @@ from typax._type import dense_type
 class Receipt(_interpret.Policy):
     """What ran natively and what became dense, filled while a lifted program is traced.
 
-    `native` and `densified` hold a line for each equation: the primitive with the types of its operands.
+    `natives` and `densifications` have a line for each equation: the primitive with the types of its operands. `fallback` is
+    that of the `lift` that fills it.
     """
 
     fallback: str = "announce"

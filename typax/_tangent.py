@@ -12,13 +12,14 @@ from typing import Any
 
 
 class Tangent:
-    """A policy. Subclass one to make your own; the class keyword ``tangent=`` takes an instance.
+    """A policy: what a small change of a value is. Subclass it, and give an instance to the class keyword ``tangent=``.
 
+    `name` is for messages; `by_components` says whether derivatives are taken with respect to the components, rather than
+    to what the value stands for.
     A tangent (or cotangent) type that is a hi type needs `zero` and `add`; these are asked of the policy of *its* class.
     """
 
     name = "custom"
-    #: Whether derivatives are taken with respect to the components, rather than to what the value stands for.
     by_components = False
 
     def check(self, cls: Any) -> None:
@@ -46,6 +47,7 @@ class Tangent:
         return spec.dense
 
     def cotangent_spec(self, spec: Any) -> Any:
+        """The partition spec of a cotangent of such a value."""
         return self.tangent_spec(spec).to_ct_spec()
 
     def zero(self, ty: Any) -> Any:

@@ -65,6 +65,13 @@ def _round(x: Any) -> tuple[Any, Any]:
 
 
 matmul = op(jnp.matmul, name="matmul")
+matmul.__doc__ = """What ``jnp.matmul`` is for arrays; on a `QArray` and an array it runs on the codes.
+
+The result has the promoted dtype of what the operands stand for. Add your type with ``@typax.matmul.impl``.
+
+Raises:
+  TypeError: if no implementation fits the operands, or a sharded axis is contracted.
+"""
 
 
 @matmul.impl
@@ -108,10 +115,15 @@ def _along(scale: Any, axis: int, ndim: int) -> Any:
 
 
 dot_general = op(lax.dot_general_p, name="dot_general")
+dot_general.__doc__ = """The op of ``lax.dot_general_p``, by which `typax.lift` and derivatives run products natively.
+
+Of a matrix of int8 codes (`QArray` or its transpose) with an array, one contracted axis and no batch axes. Its keywords are
+the primitive's parameters.
+"""
 
 
 class QColumns(Value, name="q8t"):
-    """The transpose of a matrix `QArray`: int8 codes with one scale per column."""
+    """The transpose of a matrix `QArray`: codes ``qvalue``, int8, one ``scale`` a column; ``dtype`` as in `QArray`."""
 
     qvalue: Int8[Array, "n k"]
     scale: Float32[Array, "k"]
@@ -160,6 +172,9 @@ def _(w: QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: A
 
 
 transpose = op(lax.transpose_p, name="transpose")
+transpose.__doc__ = (
+    """The op of ``lax.transpose_p``: a matrix `QArray` becomes one with a scale for each column, and back."""
+)
 
 
 @transpose.impl
@@ -173,6 +188,9 @@ def _(q: QColumns, *, permutation: Any) -> Any:
 
 
 gather = op(lax.gather_p, name="gather")
+gather.__doc__ = (
+    """The op of ``lax.gather_p``: rows of a matrix `QArray`, whole, by their numbers; the result is an array."""
+)
 
 
 @gather.impl
