@@ -34,6 +34,7 @@ ORDER = [
     "_refuse",
     "_build",
     "_value",
+    "_show",
     "quantized",
     "",  # typax/__init__.py
 ]

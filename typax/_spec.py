@@ -44,8 +44,8 @@ class Axes(_jax.MappingSpec):
 class Pspec(_jax.HiPspec):
     """A partition spec for the values of one class, made by ``Cls.P(...)``: ``leaves`` has a spec for each component.
 
-    `to_lo` gives JAX a ``jax.P`` for each array, `to_tangent_spec` and `to_ct_spec` the specs of tangents and cotangents. With
-    `by_user`, operands must be partitioned so already.
+    `to_lo` gives JAX a ``jax.P`` for each array, `to_tangent_spec` and `to_ct_spec` the specs of tangents and cotangents.
+    With `by_user`, operands must be partitioned so already.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ class ValueType(Partitioned, _jax.HiType):
     """The type of a value of a declared class, as ``jax.typeof(value)`` and ``Cls.type(...)`` give it. Hashable.
 
     It has the `shape`, `ndim`, `size`, `dtype` and `sharding` of what a value stands for, `dense_type`; `nbytes` and `mat`
-    (which JAX asks for) are of the components. `decl` is what the class statement says, `leaves` the types of the components,
-    `tree` how these nest, `statics` the parameters, `batch` the `n_batch` leading axes; `masks` says which leaf has which of
-    them. As types of arrays do, it has `weak_type` and `is_fully_addressable`.
+    (which JAX asks for) are of the components. `decl` is what the class statement says; `leaves` are the types of the
+    components and `tree` is how these nest; `statics` are the parameters. Of the `n_batch` leading axes, `batch`, `masks`
+    says which leaf has which. As types of arrays do, it has `weak_type` and `is_fully_addressable`.
     """
 
     is_declared = True
