@@ -32,7 +32,7 @@ class Tangent:
     def cotangent_type(self, ty: Any) -> Any:
         """The type of cotangents; the tangent type's own cotangent form unless a policy says otherwise."""
         t = self.tangent_type(ty)
-        return t if t is ty else t.to_ct_aval()
+        return t if t == ty else t.to_ct_aval()
 
     def open(self, ty: Any, t: Any) -> Any:
         """The array of the shape that a value stands for, from ``t``, a tangent or cotangent of type ``ty``."""
