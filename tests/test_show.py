@@ -127,6 +127,38 @@ f, an op
     )
 
 
+class Loud(typax.ValueType):
+    def str_short(self, short_dtypes=False, mesh_axis_types=False):
+        return "LOUD"
+
+
+class Row(typax.Value, hitype=Loud):
+    x: Float32[Array, "n"]
+
+    def dense(self) -> Float32[Array, "n"]:
+        return self.x
+
+
+def test_what_is_replaced():
+    said = describe(Row)
+    assert "str_short of the type, by Loud" in said and "LOUD over float32[3]" in said
+    assert "replaced" not in describe(Grouped)
+
+
+def test_rules_by_hand():
+    f = typax.op(jnp.sin, name="f")
+    assert "by hand" not in describe(f)
+
+    @f.def_jvp
+    def rule(primals, tangents):
+        return f(*primals), tangents[0]
+
+    fwd, bwd = lambda *_: None, lambda *_: None
+    f.def_vjp(fwd, bwd)
+    lines = [fn.__code__.co_firstlineno for fn in (rule, fwd)]
+    assert [f"{k}, at test_show.py:{n}" in describe(f) for k, n in zip(("jvp", "vjp"), lines, strict=True)] == [True, True]
+
+
 def opens(v: Grouped):
     return v.qvalue
 

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from typax import _axes, _jax
+from typax._declaration import MISSING, Component, Declaration
 from typax._op import Op
 from typax._policies import Componentwise, Dense, Itself, NoTangent
-from typax._type import MISSING, Component, Declaration, ValueType, typing_tree
+from typax._type import ValueType, typing_tree
 from typax._value import Value
 
 type Rows = Iterator[tuple[str, list[str]]]
@@ -86,6 +87,7 @@ def _class_rows(decl: Declaration, ty: ValueType | None) -> Rows:
     yield "mapped by", [_mapped(decl)]
     yield "partitioned", [_partitioned(decl)]
     yield "methods", [f"{name}: {what}" for name, what in _methods(cls)]
+    yield "replaced", [f"{name} of the type, by {base.__name__}" for base, name in _replaced(cls)]
     if ty is None:
         yield "told to JAX", [f"depends on the components; ask of a value: typax.show(v) with a {cls.__name__} v"]
         return
@@ -131,6 +133,11 @@ def _methods(cls: Any) -> Iterator[tuple[str, str]]:
             yield name, "an op without a reference" if member.reference is None else f"an op that means {_called(member)}"
         elif isinstance(member, property) and not hasattr(Value, name):
             yield name, "a property, an op where it reads components"
+
+
+def _replaced(cls: Any) -> Iterator[tuple[Any, str]]:
+    for base in cls._base_hitype.__mro__[: cls._base_hitype.__mro__.index(ValueType)]:
+        yield from ((base, name) for name in vars(base) if hasattr(ValueType, name) and not name.startswith("__"))
 
 
 def _answers(ty: ValueType) -> Iterator[tuple[str, Any]]:
@@ -214,6 +221,10 @@ def _op_rows(op: Op) -> Rows:
             ],
         )
     yield "mapped", ["the implementation over the components, for any mix of operands"]
+    yield (
+        "by hand",
+        [f"{kind}, at {_place(rule[0] if isinstance(rule, tuple) else rule)}" for kind, rule in op.rules.items()],
+    )
     if op.primitive is not None:
         yield "found by", [f"typax.lift and derived rules, where a program has {op.primitive.name}"]
 
