@@ -24,7 +24,8 @@ fix: env  ## what ruff can put right by itself
 typecheck: env  ## basedpyright
 	@$(PY) -m basedpyright
 
-docs: env  ## run the code blocks of README.md and docs/
+docs: env  ## build the reference in build/docs, and run the code blocks of README.md and docs/
+	@JAX_PLATFORMS=cpu $(PY) tests/_reference.py build/docs
 	@JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) tests/test_docs_blocks.py $(ARGS)
 
 bench: env  ## what a warm call costs

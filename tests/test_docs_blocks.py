@@ -37,6 +37,30 @@ def test_make_targets_exist(page):
     assert not missing, "\n".join(missing)
 
 
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+@pages
+def test_links_lead_somewhere(page):
+    broken = []
+    for path, anchor in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in headings(target.read_text())):
+            broken.append(f"{path}#{anchor}" if anchor else path)
+    assert not broken
+
+
+def test_the_index_lists_every_page():
+    linked = {path for path, _ in LINK.findall((ROOT / "docs/index.md").read_text())}
+    assert {p.name for p in ROOT.glob("docs/*.md")} <= linked | {"index.md"}
+
+
 # --- the reader of pages itself ------------------------------------------------------------------------
 
 

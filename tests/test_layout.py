@@ -37,6 +37,7 @@ ORDER = [
     "_refuse",
     "_build",
     "_value",
+    "_show",
     "quantized",
     "_codes",
     "",  # typax/__init__.py

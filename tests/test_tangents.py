@@ -239,6 +239,47 @@ def test_a_policy_of_ones_own_adds_by_the_maximum():
     close(jax.jit(jax.grad(total))(a).x, [5.0, 5.0])
 
 
+class Elsewhere(typax.Tangent):
+    """Tangents are values of another class, whose type is made anew at each call."""
+
+    name = "elsewhere"
+
+    def tangent_type(self, ty):
+        return Moved.type(ty.shape)
+
+    def open(self, ty, t):
+        return dense(t)
+
+    def close(self, ty, array):
+        return Moved.from_components(array)
+
+    def zero(self, ty):
+        return Moved.from_components(jnp.zeros(ty.shape))
+
+    def add(self, ty, x, y):
+        return Moved.from_components(dense(x) + dense(y))
+
+
+class Moved(Value, tangent=Elsewhere()):
+    by: Float[Array, "*batch"]
+
+    def dense(self) -> Float[Array, "*batch"]:
+        return self.by
+
+
+class Placed(Value, tangent=Elsewhere()):
+    at: Float[Array, "*batch"]
+
+    def dense(self) -> Float[Array, "*batch"]:
+        return self.at
+
+
+def test_tangents_of_another_class_whose_tangents_are_its_own():
+    g = jax.grad(lambda p: jnp.sum(dense(p) * jnp.array([3.0, 1.0])) + jnp.sum(dense(p)))(Placed(jnp.ones(2)))
+    assert isinstance(g, Moved)
+    close(g.by, [4.0, 2.0])
+
+
 class Inverse(typax.Itself):
     name = "inverse unit"
 

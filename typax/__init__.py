@@ -6,6 +6,7 @@ from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
+from typax._show import show
 from typax._spec import Axes, Pspec
 from typax._structural import dense
 from typax._tangent import Tangent
@@ -38,6 +39,7 @@ __all__ = [
     "quantize",
     "reshard",
     "retract",
+    "show",
     "transpose",
     "unshare",
 ]

@@ -41,7 +41,16 @@ from typax._type import ValueType, dense_type, record_view
 
 
 class Op:
-    """Made by `typax.op`. Call it on values; add implementations with `.impl`."""
+    """Made by `typax.op`. Call it on values; add implementations with `Op.impl`.
+
+    `reference` is the plain function that it means, with `primitive` if that is one; `impls` are its implementations, and
+    `cache` has what was traced for given operand types.
+
+    Raises:
+      TypeError: when it is called, if no implementation fits the operands' types, or two do equally well, or if one gives
+        another type than the reference.
+      NotImplementedError: when it is differentiated and has no reference.
+    """
 
     def __init__(self, reference: Any, name: str) -> None:
         self.__name__ = self.__qualname__ = self.name = name
@@ -51,6 +60,11 @@ class Op:
         self.rules: dict[str, Any] = {}
         self.cache = Cache()
         self.__doc__ = getattr(reference, "__doc__", None)
+        if self.primitive is not None:
+            self.__doc__ = (
+                f"The op of JAX's primitive ``{name}``, by which `typax.lift` and derivatives run it natively where it has an "
+                "implementation for the operand types. Its keywords are the primitive's parameters."
+            )
         if self.primitive is not None:
             _interpret.registry.setdefault(self.primitive, []).append(self)
 
@@ -69,6 +83,7 @@ class Op:
         return self.add(fn, _axes.scope(sys._getframe(1)))
 
     def add(self, fn: Callable[..., Any], names: Any) -> Callable[..., Any]:
+        """Add an implementation; `names` are those in sight of its annotations. `impl` is the decorator."""
         new = read_implementation(self.name, fn, names)
         self._check_defaults(new)
         for old in self.impls:
@@ -184,6 +199,7 @@ class Op:
         return self.reference(*args, **taken)
 
     def choose(self, args: Sequence[Any]) -> Implementation | None:
+        """The most specific implementation for operands of these types, each a pytree of types; ``None`` if none fits."""
         fit = [i for i in self.impls if i.fits(args)]
         best = [i for i in fit if not any(j is not i and covers(i.operands, j.operands) for j in fit)]
         if len(best) > 1:

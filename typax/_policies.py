@@ -137,7 +137,7 @@ def _zero(aval: Any) -> Any:
 class Itself(Tangent):
     """Tangents are values of the same class, made by its classmethod ``from_dense(cls, x, **statics)``.
 
-    With ``error_feedback`` a tangent is a record of such a value and of what it leaves out, so that sums lose nothing: the
+    With `error_feedback` a tangent is a record of such a value and of what it leaves out, so that sums lose nothing: the
     next sum takes the rest along (as in error-feedback SGD, Seide et al. 2014).
     """
 

@@ -18,7 +18,7 @@ from typax import _jax
 class Axes(_jax.MappingSpec):
     """A mapping spec with one entry for each component: ``typax.Axes(None, 0)``.
 
-    Where all components are mapped alike it is that one entry: ``typax.Axes(0, 0)`` is ``0``.
+    Where all components are mapped alike it is that one entry: ``typax.Axes(0, 0)`` is ``0``. `entries` are as given.
     """
 
     entries: tuple[Any, ...]
@@ -42,7 +42,11 @@ class Axes(_jax.MappingSpec):
 
 
 class Pspec(_jax.HiPspec):
-    """A partition spec for the values of one class: a spec for each component leaf. Made by ``Cls.P(...)``."""
+    """A partition spec for the values of one class, made by ``Cls.P(...)``: ``leaves`` has a spec for each component.
+
+    `to_lo` gives JAX a ``jax.P`` for each array, `to_tangent_spec` and `to_ct_spec` the specs of tangents and cotangents.
+    With `by_user`, operands must be partitioned so already.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class Pspec(_jax.HiPspec):
         dense: Any = None,
         named: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tangents` gives the specs of a tangent and of a cotangent; `dense` is that of what a value stands for."""
+        # `tangents` gives the specs of a tangent and of a cotangent; `dense` is that of what a value stands for
         self.decl, self.leaves, self.shown, self.tangents = decl, tuple(leaves), shown, tangents
         self.dense, self.named = dense, dict(named or {})
         self.by_user = False  # whether it was written by hand, so that operands must match it
@@ -78,6 +82,7 @@ class Pspec(_jax.HiPspec):
 
     @property
     def partitions(self) -> Any:
+        """Asked for by an eager ``shard_map``, which does not take hi values: raises a TypeError that says so."""
         raise TypeError(f"{self}: a hi value crosses a shard_map under jax.jit only; wrap the mapped function in jax.jit")
 
     def __len__(self) -> int:

@@ -12,13 +12,14 @@ from typing import Any
 
 
 class Tangent:
-    """A policy. Subclass one to make your own; the class keyword ``tangent=`` takes an instance.
+    """A policy: what a small change of a value is. Subclass it, and give an instance to the class keyword ``tangent=``.
 
+    `name` is for messages; `by_components` says whether derivatives are taken with respect to the components, rather than
+    to what the value stands for.
     A tangent (or cotangent) type that is a hi type needs `zero` and `add`; these are asked of the policy of *its* class.
     """
 
     name = "custom"
-    #: Whether derivatives are taken with respect to the components, rather than to what the value stands for.
     by_components = False
 
     def check(self, cls: Any) -> None:
@@ -31,7 +32,7 @@ class Tangent:
     def cotangent_type(self, ty: Any) -> Any:
         """The type of cotangents; the tangent type's own cotangent form unless a policy says otherwise."""
         t = self.tangent_type(ty)
-        return t if t is ty else t.to_ct_aval()
+        return t if t == ty else t.to_ct_aval()
 
     def open(self, ty: Any, t: Any) -> Any:
         """The array of the shape that a value stands for, from ``t``, a tangent or cotangent of type ``ty``."""
@@ -46,6 +47,7 @@ class Tangent:
         return spec.dense
 
     def cotangent_spec(self, spec: Any) -> Any:
+        """The partition spec of a cotangent of such a value."""
         return self.tangent_spec(spec).to_ct_spec()
 
     def zero(self, ty: Any) -> Any:

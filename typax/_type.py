@@ -29,9 +29,16 @@ from typax._spec import Axes, twice
 
 
 class ValueType(Partitioned, _jax.HiType):
-    """The type of a value of a declared class. Made by the library; `Cls.type(...)` builds one by hand."""
+    """The type of a value of a declared class, as ``jax.typeof(value)`` and ``Cls.type(...)`` give it. Hashable.
+
+    It has the `shape`, `ndim`, `size`, `dtype` and `sharding` of what a value stands for, `dense_type`; `nbytes` and `mat`
+    (which JAX asks for) are of the components. `decl` is what the class statement says; `leaves` are the types of the
+    components and `tree` is how these nest; `statics` are the parameters. Of the `n_batch` leading axes, `batch`, `masks`
+    says which leaf has which. As types of arrays do, it has `weak_type` and `is_fully_addressable`.
+    """
 
     is_declared = True
+    """It was made by a class statement."""
     pack: Callable[..., Any]  # set by _prim: how components become a value while a program is traced
 
     def __init__(
@@ -71,6 +78,7 @@ class ValueType(Partitioned, _jax.HiType):
         return self.with_leaves([_forget_mesh(a) for a in self.leaves])
 
     def with_leaves(self, leaves: Sequence[Any]) -> "ValueType":
+        """The same type with components of other types."""
         return type(self)(self.decl, leaves, self.tree, self.statics, self.masks)
 
     def with_los(self, los: Sequence[Any]) -> "ValueType":
@@ -90,6 +98,7 @@ class ValueType(Partitioned, _jax.HiType):
         return type(self)(self.decl, self.leaves, self.tree, values, self.masks)
 
     def static(self, name: str) -> Any:
+        """The value of a static."""
         return self.statics[[s.name for s in self.decl.statics].index(name)]
 
     # --- lowering ---------------------------------------------------------------------------------------------
@@ -211,6 +220,7 @@ class ValueType(Partitioned, _jax.HiType):
 
     @property
     def static_bindings(self) -> Bindings:
+        """The integer statics, as axes."""
         pairs = zip(self.decl.statics, self.statics, strict=True)
         return {s.name: Axis(v) for s, v in pairs if isinstance(v, int) and not isinstance(v, bool)}
 

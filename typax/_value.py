@@ -68,6 +68,8 @@ class Value(metaclass=ValueMeta):
     value stands for.  A class without ``dense`` is a record: it stands for the dict of what its components stand for, with
     componentwise tangents.  Methods and properties are ops, in which components are open.
 
+    A value has the `shape`, `ndim`, `size` and ``dtype`` of what it stands for; `nbytes` are those of its components.
+
     Raises:
       TypeError: at the class statement, if the declaration cannot be understood or contradicts itself; when a value is
         built, if the components do not fit it.

@@ -89,6 +89,13 @@ def _round(x: Any) -> tuple[Any, Any]:
 
 
 matmul = op(jnp.matmul, name="matmul")
+matmul.__doc__ = """What ``jnp.matmul`` is for arrays; on a `QArray` and an array it runs on the codes.
+
+The result has the promoted dtype of what the operands stand for. Add your type with ``@typax.matmul.impl``.
+
+Raises:
+  TypeError: if no implementation fits the operands, or a sharded axis is contracted.
+"""
 
 
 @matmul.impl
