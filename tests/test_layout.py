@@ -35,6 +35,9 @@ ORDER = [
     "_build",
     "_value",
     "quantized",
+    "lowrank",
+    "tup",
+    "sums",
     "",  # typax/__init__.py
 ]
 DOOR = "_jax"

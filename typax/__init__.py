@@ -10,7 +10,10 @@ from typax._structural import dense
 from typax._tangent import Tangent
 from typax._type import ValueType
 from typax._value import Value
+from typax.lowrank import DenseLowRank, FactoredRank1, LowRank, Rank1, factors, outer
 from typax.quantized import QArray, dot_general, gather, matmul, quantize, transpose
+from typax.sums import Sum
+from typax.tup import Tup, tup
 
 __version__ = "0.1.0"
 
@@ -18,25 +21,34 @@ __all__ = [
     "Axes",
     "Componentwise",
     "Dense",
+    "DenseLowRank",
+    "FactoredRank1",
     "Itself",
+    "LowRank",
     "NoTangent",
     "Op",
     "QArray",
     "Pspec",
+    "Rank1",
     "Receipt",
+    "Sum",
     "Tangent",
+    "Tup",
     "Value",
     "ValueType",
     "dense",
     "dot_general",
+    "factors",
     "gather",
     "hijax",
     "lift",
     "matmul",
     "op",
+    "outer",
     "quantize",
     "reshard",
     "retract",
     "transpose",
+    "tup",
     "unshare",
 ]
