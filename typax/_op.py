@@ -426,7 +426,7 @@ class OpApplication(Overridden):
         return parts + ([(self._by_views(rest), rest)] if any(rest) else [])
 
     def _by_views(self, mask: Mask) -> Rule:
-        """Through the reference; an operand outside ``mask`` is what it stands for, so that products with it run natively."""
+        """Through the reference; an operand outside ``mask`` stays the value it is: products with it run natively."""
         whole = tuple(by_components(t) and not m for t, m in zip(self.in_tys, mask, strict=True))
         fn = functools.partial(self._on_views, whole=whole)
         return self.views.get(whole, lambda: over_views(self.name, self.in_tys, self.out_tys, fn, whole))

@@ -55,13 +55,20 @@ def leaf_types(ty: Any) -> tuple[Any, ...]:
     return ty.leaves if isinstance(ty, ValueType) else (ty,)
 
 
+def moving(ty: Any, whole: bool = False) -> list[bool]:
+    """Whether each view can be perturbed: not an integer one, nor that of a value without tangents."""
+    if splits(ty, whole):
+        return [m for leaf in ty.leaves for m in moving(leaf, whole)]
+    return [_prim.has_tangent(ty)]
+
+
 def tangent_leaf_count(ty: Any) -> int:
     return len(tangent_views(ty))
 
 
 def tangent_views(ty: Any) -> list[Any]:
     """The types of the views that have tangents."""
-    return [v for v in views(ty) if _prim.has_tangent(v)] if _prim.has_tangent(ty) else []
+    return [v for v, m in zip(views(ty), moving(ty), strict=True) if m] if _prim.has_tangent(ty) else []
 
 
 def open_tangent(ty: Any, t: Any) -> list[Any]:
@@ -119,12 +126,15 @@ class Rule:
         # a result without a tangent ends the derivative, whatever it stands for
         self.out_avals, self.live = [v for v, _ in outs], [m for _, m in outs]
         self.leaves = [a for tys in per for a in tys]
+        flags = [moving(t, w) if w or leaves is views else map(_prim.has_tangent, tys)
+                 for t, w, tys in zip(in_tys, whole, per, strict=True)]  # fmt: skip
+        self.moving = [m for ms in flags for m in ms]
         self.owner = [i for i, tys in enumerate(per) for _ in tys]
         self.cache = Cache(64)
 
     def _split(self, mask: Mask) -> tuple[list[int], Callable[..., Sequence[Any]]]:
         """The leaves that have tangents, and ``fn`` of these, the others given."""
-        own = [i for i, o in enumerate(self.owner) if mask[o] and _prim.has_tangent(self.leaves[i])]
+        own = [i for i, o in enumerate(self.owner) if mask[o] and self.moving[i]]
 
         def fn(primals: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
             full = list(primals)
@@ -338,8 +348,12 @@ def component_leaves(value: Any) -> list[Any]:
         return list(value._leaves)
     ty = _jax.typeof(value)
 
+    def opened(*xs: Any) -> list[Any]:  # a rule speaks of the components of its results where these have such tangents
+        pairs = zip(ty.leaves, xs, strict=True)
+        return [c for leaf, x in pairs for c in (component_leaves(x) if by_components(leaf) else [x])]
+
     def make() -> Application:
-        rule = over_components("components", (ty,), ty.leaves, _identity) if by_components(ty) else None
+        rule = over_components("components", (ty,), ty.leaves, opened) if by_components(ty) else None
         return Derived("components", (ty,), ty.leaves, _identity, rule)
 
     return made("open", ty, make).apply([value])

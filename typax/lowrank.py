@@ -15,6 +15,7 @@ pair of factors, and then no derivative is larger than the factors are.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -79,6 +80,15 @@ def outer(left: Any, right: Any, *, tangent: str | None = None) -> Any:
     """
     if tangent not in (None, "dense", "componentwise"):
         raise ValueError(f'typax.outer: tangent must be "dense" or "componentwise", got {tangent!r}')
+    left, right = jnp.asarray(left), jnp.asarray(right)
+    n = left.ndim
+    fits = n == right.ndim and (n == 1 or (n == 2 and left.shape[1] == right.shape[0]))
+    if not fits or left.dtype != right.dtype or not jnp.issubdtype(left.dtype, jnp.floating):
+        a, b = jax.typeof(left), jax.typeof(right)
+        raise TypeError(
+            f"typax.outer takes vectors [m], [n] or matrices [m, r], [r, n], of one float dtype, got {a} and {b}; map it "
+            "over stacks of them with jax.vmap"
+        )
     return _outer(left, right, tangent=tangent)
 
 

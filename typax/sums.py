@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from typax._op import op
 from typax._structural import dense
 from typax._value import Value
 from typax.quantized import dot_general, matmul, transpose
