@@ -406,7 +406,9 @@ class OpApplication(Overridden):
         rest = tuple(m and not b for m, b in zip(mask, by, strict=True))
         result = any(map(by_components, self.out_tys))
         rounded = any(isinstance(t, ValueType) and not by_components(t) and has_tangent(t) for t in self.out_tys)
-        if self.op.reference is None and (rounded or (any(rest) and not result)):
+        values = [t for t in self.in_tys if isinstance(t, ValueType)]
+        exact = result or (bool(values) and all(map(by_components, values)))  # the implementation is the meaning
+        if self.op.reference is None and (rounded or (any(rest) and not exact)):
             raise NotImplementedError(
                 f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
                 f"@typax.op(reference=...), or a rule with {self.name}.def_jvp, or keep gradients away with "
@@ -419,6 +421,8 @@ class OpApplication(Overridden):
                         f"{self.name} of {_show(self.in_tys)}: the tangent of {t} has no components, but the result has "
                         f"componentwise tangents; none follows from the reference: give one with {self.name}.def_jvp"
                     )
+            return [(self._by_components, mask)]
+        if self.op.reference is None:
             return [(self._by_components, mask)]
         if rounded:
             return [(self._by_views(mask), mask)]
