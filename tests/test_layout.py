@@ -40,6 +40,9 @@ ORDER = [
     "_show",
     "quantized",
     "_codes",
+    "lowrank",
+    "tup",
+    "sums",
     "",  # typax/__init__.py
 ]
 DOORS = ("_jax", "_repairs")  # what typax reads of JAX, and what it changes in it

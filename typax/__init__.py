@@ -12,7 +12,10 @@ from typax._structural import dense
 from typax._tangent import Tangent
 from typax._type import ValueType
 from typax._value import Value
+from typax.lowrank import DenseLowRank, FactoredRank1, LowRank, Rank1, factors, outer
 from typax.quantized import QArray, matmul, quantize
+from typax.sums import Sum
+from typax.tup import Tup, tup
 
 __version__ = "0.1.0"
 
@@ -20,26 +23,35 @@ __all__ = [
     "Axes",
     "Componentwise",
     "Dense",
+    "DenseLowRank",
+    "FactoredRank1",
     "Itself",
+    "LowRank",
     "NoTangent",
     "Op",
     "QArray",
     "Pspec",
+    "Rank1",
     "Receipt",
+    "Sum",
     "Tangent",
+    "Tup",
     "Value",
     "ValueType",
     "dense",
     "dot_general",
+    "factors",
     "gather",
     "hijax",
     "lift",
     "matmul",
     "op",
+    "outer",
     "quantize",
     "reshard",
     "retract",
     "show",
     "transpose",
+    "tup",
     "unshare",
 ]

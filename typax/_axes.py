@@ -149,6 +149,8 @@ def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
         return tuple(p for a in typing.get_args(annotation) for p in patterns(a, where))
     if hasattr(annotation, "array_type") and hasattr(annotation, "dim_str"):
         dtypes = annotation.dtypes if isinstance(annotation.dtypes, tuple) else None
+        if dtypes == ("bool", "bool_"):  # two names of one dtype
+            dtypes = ("bool",)
         axes = parse(annotation.dim_str, where)
         return (Pattern(annotation.array_type, dtypes, axes, f"{annotation.__name__}"),)
     name = getattr(annotation, "__name__", str(annotation))

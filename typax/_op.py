@@ -10,6 +10,7 @@ From the pair follow the typing rule, every derivative and the batching rule (`_
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ from typax._structural import (
     over_views,
     pack_open,
     refuse_closure,
+    splits,
     type_difference,
     views,
 )
@@ -62,8 +64,8 @@ class Op:
         self.__doc__ = getattr(reference, "__doc__", None)
         if self.primitive is not None:
             self.__doc__ = (
-                f"The op of JAX's primitive ``{name}``, by which `typax.lift` and derivatives run it natively where it has an "
-                "implementation for the operand types. Its keywords are the primitive's parameters."
+                f"The op of JAX's primitive ``{name}``, by which `typax.lift` and derivatives run it natively where it has "
+                "an implementation for the operand types. Its keywords are the primitive's parameters."
             )
         if self.primitive is not None:
             _interpret.registry.setdefault(self.primitive, []).append(self)
@@ -313,6 +315,7 @@ class OpApplication(Overridden):
 
     def __init__(self, op: Op, impl: Implementation, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> None:
         self.op, self.impl, self.tree, self.name, self.rules = op, impl, tree, op.name, dict(op.rules)
+        self.views = Cache(64)
         self.in_tys = tuple(tys)
         self.statics = self._bind_statics(statics)
         self.shown = {} if op.primitive is not None else dict(self.statics)
@@ -379,11 +382,11 @@ class OpApplication(Overridden):
         given = {**getattr(self, "all_statics", {}), **self.statics}
         return self.op.accepted(given)
 
-    def _on_views(self, *leaves: Any) -> list[Any]:
+    def _on_views(self, *leaves: Any, whole: Sequence[bool] = ()) -> list[Any]:
         """The reference as a function of the views of the operands."""
         it, args = iter(leaves), []
-        for t in self.in_tys:
-            args.append(_unview(t, [next(it) for _ in views(t)]))
+        for t, w in itertools.zip_longest(self.in_tys, whole, fillvalue=False):
+            args.append(_unview(t, [next(it) for _ in views(t, w)], w))
         out = self.op.reference(*self.tree.unflatten(args), **self._statics_of_reference())
         flat, self.reference_tree = jax.tree.flatten(out)
         return flat
@@ -424,7 +427,9 @@ class OpApplication(Overridden):
         rest = tuple(m and not b for m, b in zip(mask, by, strict=True))
         result = any(map(by_components, self.out_tys))
         rounded = any(isinstance(t, ValueType) and not by_components(t) and has_tangent(t) for t in self.out_tys)
-        if self.op.reference is None and (rounded or (any(rest) and not result)):
+        values = [t for t in self.in_tys if isinstance(t, ValueType)]
+        exact = result or (bool(values) and all(map(by_components, values)))  # the implementation is the meaning
+        if self.op.reference is None and (rounded or (any(rest) and not exact)):
             raise NotImplementedError(
                 f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
                 f"@typax.op(reference=...), or a rule with {self.name}.def_jvp, or keep gradients away with "
@@ -438,16 +443,18 @@ class OpApplication(Overridden):
                         f"componentwise tangents; none follows from the reference: give one with {self.name}.def_jvp"
                     )
             return [(self._by_components, mask)]
+        if self.op.reference is None:
+            return [(self._by_components, mask)]
         if rounded:
-            return [(self._by_views, mask)]
-        parts = [(self._by_components, by), (self._by_views, rest)]
-        return [(r, m) for r, m in parts if any(m)]
+            return [(self._by_views(mask), mask)]
+        parts = [(self._by_components, by)] if any(by) else []
+        return parts + ([(self._by_views(rest), rest)] if any(rest) else [])
 
-    @property
-    def _by_views(self) -> Rule:
-        if "_views" not in self.__dict__:
-            self._views = over_views(self.name, self.in_tys, self.out_tys, self._on_views)
-        return self._views
+    def _by_views(self, mask: Mask) -> Rule:
+        """Through the reference; an operand outside ``mask`` stays the value it is: products with it run natively."""
+        whole = tuple(by_components(t) and not m for t, m in zip(self.in_tys, mask, strict=True))
+        fn = functools.partial(self._on_views, whole=whole)
+        return self.views.get(whole, lambda: over_views(self.name, self.in_tys, self.out_tys, fn, whole))
 
     @property
     def _by_components(self) -> Rule:
@@ -504,12 +511,12 @@ class OpApplication(Overridden):
         return Linear(reads, fn)
 
 
-def _unview(ty: Any, leaves: Sequence[Any]) -> Any:
+def _unview(ty: Any, leaves: Sequence[Any], whole: bool = False) -> Any:
     """What a value stands for, from its views."""
-    if not by_components(ty):
+    if not splits(ty, whole):
         return leaves[0]
     it = iter(leaves)
-    parts = [_unview(leaf, [next(it) for _ in views(leaf)]) for leaf in ty.leaves]
+    parts = [_unview(leaf, [next(it) for _ in views(leaf, whole)], whole) for leaf in ty.leaves]
     if ty.decl.is_record:
         return record_view(ty.decl, ty.tree.unflatten(parts))
     with Opened():

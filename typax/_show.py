@@ -57,7 +57,7 @@ def describe(x: Any) -> str:
         raise TypeError(f"typax.show takes a subclass of typax.Value, a value or type of one, or an op, not {x!r}")
     if ty is not None and not isinstance(ty, ValueType):
         raise TypeError(f"typax.show: {ty} is a type written by hand: what it says to JAX stands in its class")
-    decl = x._declaration if ty is None else ty.decl
+    decl: Any = x._declaration if ty is None else ty.decl  # pyright: ignore[reportAttributeAccessIssue]
     kind = "a record" if decl.is_record else "a hi type"
     return _table(f"{decl.cls.__name__}, {kind}: {decl.name}", _class_rows(decl, ty))
 

@@ -25,17 +25,24 @@ def by_components(ty: Any) -> bool:
     return isinstance(ty, ValueType) and ty.decl.tangent.by_components
 
 
-def views(ty: Any) -> list[Any]:
+def splits(ty: Any, whole: bool = False) -> bool:
+    """Whether the views are those of the components. ``whole``: of a value that is not differentiated, so that it stays
+    the value it is wherever it stands for an array."""
+    return by_components(ty) and not (whole and not ty.decl.is_record)
+
+
+def views(ty: Any, whole: bool = False) -> list[Any]:
     """The types on which derivatives with respect to a value of type ``ty`` are taken."""
-    if by_components(ty):
-        return [v for leaf in ty.leaves for v in views(leaf)]
+    if splits(ty, whole):
+        return [v for leaf in ty.leaves for v in views(leaf, whole)]
     return [dense_type(ty)]
 
 
-def operands(ty: Any, value: Any) -> list[Any]:
+def operands(ty: Any, value: Any, whole: bool = False) -> list[Any]:
     """The values that stand for the views: arrays, and hi values in place of the arrays they stand for."""
-    if by_components(ty):
-        return [x for leaf, c in zip(ty.leaves, component_leaves(value), strict=True) for x in operands(leaf, c)]
+    if splits(ty, whole):
+        pairs = zip(ty.leaves, component_leaves(value), strict=True)
+        return [x for leaf, c in pairs for x in operands(leaf, c, whole)]
     return [value]
 
 
@@ -48,13 +55,20 @@ def leaf_types(ty: Any) -> tuple[Any, ...]:
     return ty.leaves if isinstance(ty, ValueType) else (ty,)
 
 
+def moving(ty: Any, whole: bool = False) -> list[bool]:
+    """Whether each view can be perturbed: not an integer one, nor that of a value without tangents."""
+    if splits(ty, whole):
+        return [m for leaf in ty.leaves for m in moving(leaf, whole)]
+    return [_prim.has_tangent(ty)]
+
+
 def tangent_leaf_count(ty: Any) -> int:
     return len(tangent_views(ty))
 
 
 def tangent_views(ty: Any) -> list[Any]:
     """The types of the views that have tangents."""
-    return [v for v in views(ty) if _prim.has_tangent(v)] if _prim.has_tangent(ty) else []
+    return [v for v, m in zip(views(ty), moving(ty), strict=True) if m] if _prim.has_tangent(ty) else []
 
 
 def open_tangent(ty: Any, t: Any) -> list[Any]:
@@ -101,19 +115,26 @@ class Rule:
         leaves: Callable[[Any], Sequence[Any]],
         expand: Callable[[Any, Any], list[Any]],
         fn: Callable[..., Sequence[Any]],
+        whole: Sequence[bool] = (),
     ) -> None:
-        self.name, self.in_tys, self.expand, self.fn = name, tuple(in_tys), expand, fn
-        per = [tuple(leaves(t)) for t in in_tys]
+        """`whole` tells the operands that are not differentiated, for a rule over views."""
+        self.name, self.in_tys, self.fn = name, tuple(in_tys), fn
+        whole = tuple(whole) or (False,) * len(self.in_tys)
+        self.expand = lambda i, value: operands(in_tys[i], value, True) if whole[i] else expand(in_tys[i], value)
+        per = [tuple(views(t, True) if w else leaves(t)) for t, w in zip(in_tys, whole, strict=True)]
         outs = [(v, _prim.has_tangent(t)) for t in out_tys for v in (t.leaves if by_components(t) else [dense_type(t)])]
         # a result without a tangent ends the derivative, whatever it stands for
         self.out_avals, self.live = [v for v, _ in outs], [m for _, m in outs]
         self.leaves = [a for tys in per for a in tys]
+        flags = [moving(t, w) if w or leaves is views else map(_prim.has_tangent, tys)
+                 for t, w, tys in zip(in_tys, whole, per, strict=True)]  # fmt: skip
+        self.moving = [m for ms in flags for m in ms]
         self.owner = [i for i, tys in enumerate(per) for _ in tys]
         self.cache = Cache(64)
 
     def _split(self, mask: Mask) -> tuple[list[int], Callable[..., Sequence[Any]]]:
         """The leaves that have tangents, and ``fn`` of these, the others given."""
-        own = [i for i, o in enumerate(self.owner) if mask[o] and _prim.has_tangent(self.leaves[i])]
+        own = [i for i, o in enumerate(self.owner) if mask[o] and self.moving[i]]
 
         def fn(primals: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
             full = list(primals)
@@ -189,7 +210,7 @@ class Rule:
 
             def run(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
                 parts = dict(zip(reads, residuals, strict=True))
-                open_ = {i: iter(self.expand(self.in_tys[i], parts[i])) for i in reads}
+                open_ = {i: iter(self.expand(i, parts[i])) for i in reads}
                 args = [next(open_[o]) if o in open_ else None for o in self.owner]
                 picked = [x for x, u in zip([*args, *leaves], used, strict=True) if u]
                 return _interpret.evaluate(jaxpr, picked)
@@ -201,8 +222,10 @@ class Rule:
         return self.cache.get((key, _jax.trace_key()), make)
 
 
-def over_views(name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
-    return Rule(name, in_tys, out_tys, views, operands, fn)
+def over_views(
+    name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]], whole: Sequence[bool] = ()
+) -> Rule:
+    return Rule(name, in_tys, out_tys, views, operands, fn, whole)
 
 
 def over_components(name: str, in_tys: Sequence[Any], out_tys: Sequence[Any], fn: Callable[..., Sequence[Any]]) -> Rule:
@@ -325,8 +348,12 @@ def component_leaves(value: Any) -> list[Any]:
         return list(value._leaves)
     ty = _jax.typeof(value)
 
+    def opened(*xs: Any) -> list[Any]:  # a rule speaks of the components of its results where these have such tangents
+        pairs = zip(ty.leaves, xs, strict=True)
+        return [c for leaf, x in pairs for c in (component_leaves(x) if by_components(leaf) else [x])]
+
     def make() -> Application:
-        rule = over_components("components", (ty,), ty.leaves, _identity) if by_components(ty) else None
+        rule = over_components("components", (ty,), ty.leaves, opened) if by_components(ty) else None
         return Derived("components", (ty,), ty.leaves, _identity, rule)
 
     return made("open", ty, make).apply([value])

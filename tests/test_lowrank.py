@@ -1,0 +1,337 @@
+"""Low-rank matrices against the dense ones; the compiled programs never hold an m × n array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _util import close
+
+import typax
+from typax import DenseLowRank, FactoredRank1, LowRank, QArray, Rank1, Sum, dense, factors, matmul, outer, quantize
+
+pytestmark = pytest.mark.core
+
+COL, ROW = jnp.arange(6.0) / 6, jnp.arange(5.0) / 5
+LEFT, RIGHT = jnp.sin(jnp.arange(12.0)).reshape(6, 2), jnp.cos(jnp.arange(10.0)).reshape(2, 5)
+ACTS = jnp.sin(jnp.arange(18.0)).reshape(3, 6)
+VALUES = {
+    LowRank: LowRank(LEFT, RIGHT),
+    DenseLowRank: DenseLowRank(LEFT, RIGHT),
+    Rank1: Rank1(COL, ROW),
+    FactoredRank1: FactoredRank1(COL, ROW),
+}
+every = pytest.mark.parametrize("cls", VALUES)
+factored = pytest.mark.parametrize("cls", [LowRank, FactoredRank1])
+WRAPS = [lambda f: f, jax.jit, lambda f: jax.jit(jax.checkpoint(f))]
+wraps = pytest.mark.parametrize("wrap", WRAPS, ids=["eager", "jit", "checkpoint"])
+
+
+def plain(cls):
+    """What a value of the class stands for, as a function of its factors."""
+    return jnp.outer if issubclass(cls, Rank1) else jnp.matmul
+
+
+def loss(x, w):
+    return jnp.sum(matmul(x, w) ** 2)
+
+
+def test_the_values_that_the_guide_to_hijax_prints():
+    r1 = outer(COL, ROW)
+    assert str(jax.typeof(r1)) == "r1[6,5]"
+    close(matmul(jnp.ones((3, 6)), r1), jnp.ones((3, 6)) @ jnp.outer(COL, ROW))
+    jaxpr = " ".join(str(jax.make_jaxpr(matmul)(ACTS, r1)).split()).replace("call_hi_primitive[_prim=matmul[]]", "matmul")
+    assert jaxpr == "{ lambda ; a:f32[3,6] b:r1[6,5]. let c:f32[3,5] = matmul a b in (c,) }"
+    assert str(jax.typeof(jax.grad(loss, 1)(ACTS, r1))) == "float32[6,5]"
+    got = jax.grad(lambda u, v: loss(ACTS, outer(u, v)), (0, 1))(COL, ROW)
+    want = jax.grad(lambda u, v: loss(ACTS, jnp.outer(u, v)), (0, 1))(COL, ROW)
+    assert [str(jax.typeof(g)) for g in got] == ["float32[6]", "float32[5]"]
+    for g, w in zip(got, want, strict=True):
+        close(g, w, 1e-4)
+
+
+@every
+@wraps
+def test_products_on_either_side_with_vectors_and_stacks(cls, wrap):
+    w, d = VALUES[cls], dense(VALUES[cls])
+    stack = jnp.stack([ACTS, -ACTS])
+    for x in (ACTS, ACTS[0], stack):
+        close(wrap(matmul)(x, w), x @ d)
+    for y in (d.T @ ACTS.T, ACTS[0, :5], jnp.stack([d.T, -d.T])):
+        close(wrap(matmul)(w, y), d @ y)
+    close(wrap(lambda w: dense(w.transpose()))(w), d.T)
+    for a, b in zip(wrap(factors)(w), w.components(), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("first", VALUES)
+@pytest.mark.parametrize("second", VALUES)
+def test_a_product_of_two_is_one(first, second):
+    a, b = VALUES[first], VALUES[second].transpose()
+    c = matmul(a, b)
+    is_dense = {first, second} & {DenseLowRank, Rank1}
+    both = issubclass(first, Rank1) and issubclass(second, Rank1)
+    assert type(c) is ((Rank1 if is_dense else FactoredRank1) if both else (DenseLowRank if is_dense else LowRank))
+    close(dense(c), dense(a) @ dense(b))
+    if type(c) in (first, second) and type(a) is type(b):
+        f = lambda a, b: jnp.sum(jnp.sin(dense(matmul(a, b))))
+        got = jax.grad(f, (0, 1))(a, b)
+        if is_dense:
+            want = jax.grad(lambda a, b: jnp.sum(jnp.sin(a @ b)), (0, 1))(dense(a), dense(b))
+            for g, t in zip(got, want, strict=True):
+                close(g, t)
+        else:
+            build = plain(first)
+            want = jax.grad(lambda a, b: jnp.sum(jnp.sin(build(*a) @ build(*b))), (0, 1))(a.components(), b.components())
+            for g, t in zip(got, want, strict=True):
+                jax.tree.map(close, g.components(), t)
+
+
+@every
+@wraps
+def test_gradients(cls, wrap):
+    w, build = VALUES[cls], plain(cls)
+    gx, gw = wrap(jax.grad(loss, (0, 1)))(ACTS, w)
+    close(gx, jax.grad(loss)(ACTS, dense(w)))
+    if cls in (DenseLowRank, Rank1):
+        close(gw, jax.grad(loss, 1)(ACTS, dense(w)))
+    else:
+        want = jax.grad(lambda f: loss(ACTS, build(*f)))(w.components())
+        jax.tree.map(close, gw.components(), want)
+        moved = typax.retract(w, gw)
+        assert type(moved) is cls
+        close(moved.components()[0], w.components()[0] + want[0])
+    tangent = "dense" if cls in (DenseLowRank, Rank1) else "componentwise"
+    through = wrap(jax.grad(lambda f: loss(ACTS, outer(*f, tangent=tangent))))(w.components())
+    jax.tree.map(close, through, jax.grad(lambda f: loss(ACTS, build(*f)))(w.components()))
+
+
+@every
+def test_hessian_vector_products_and_forward_mode(cls):
+    w, d = VALUES[cls], dense(VALUES[cls])
+    hvp = lambda f, x, t: jax.jvp(jax.grad(f), (x,), (t,))[1]
+    close(hvp(lambda x: loss(jnp.sin(x), w), ACTS, ACTS), hvp(lambda x: loss(jnp.sin(x), d), ACTS, ACTS), 1e-4)
+    t = jax.grad(loss, 1)(ACTS, w)
+    got = hvp(lambda w: loss(ACTS, w), w, t)
+    if cls in (DenseLowRank, Rank1):
+        close(got, hvp(lambda d: loss(ACTS, d), d, t), 1e-4)
+    else:
+        want = hvp(lambda f: loss(ACTS, plain(cls)(*f)), w.components(), t.components())
+        jax.tree.map(lambda g, x: close(g, x, 1e-4), got.components(), want)
+
+
+@every
+def test_mapped_and_in_loops(cls):
+    w, d = VALUES[cls], dense(VALUES[cls])
+    build = lambda s: cls.from_components(*(c * s for c in w.components()))
+    scales = jnp.arange(1.0, 4.0)
+    stack = jax.vmap(build)(scales)
+    want = jnp.stack([d * s**2 for s in scales])
+    assert stack.shape == (3, 6, 5)
+    close(dense(stack), want)
+    close(jax.vmap(matmul, (None, 0))(ACTS, stack), ACTS @ want)
+    close(jax.vmap(matmul, (1, None), out_axes=1)(ACTS.T, w).T, ACTS @ d)
+    close(jax.vmap(matmul)(jnp.stack([ACTS] * 3), stack), ACTS @ want)
+    shared = jax.vmap(lambda c: cls.from_components(c, w.components()[1]))(jnp.stack([w.components()[0]] * 3))
+    close(dense(shared), jnp.stack([d] * 3))
+    gx = jax.vmap(jax.grad(loss), (None, 0))(ACTS, stack)
+    close(gx, jnp.stack([jax.grad(loss)(ACTS, t) for t in want]), 1e-4)
+
+    back = (LEFT @ RIGHT).T / 20
+
+    def step(x, w):
+        return jnp.sin(matmul(x, w) @ back), build(1.0)
+
+    on_hi = lambda x, ws: jax.lax.scan(step, x, ws, length=3)
+    on_arrays = lambda x, ws: jax.lax.scan(lambda x, w: (jnp.sin(x @ w @ back), None), x, ws)[0]
+    out, ys = jax.jit(on_hi)(ACTS, stack)
+    close(out, on_arrays(ACTS, want), 1e-4)
+    assert ys.shape == (3, 6, 5) and type(ys) is cls
+    got = jax.grad(lambda x: jnp.sum(on_hi(x, stack)[0] ** 2))(ACTS)
+    close(got, jax.grad(lambda x: jnp.sum(on_arrays(x, want) ** 2))(ACTS), 1e-3)
+
+
+M, N, B = 1031, 1033, 7
+
+
+def big(cls):
+    key = jax.random.key(0)
+    shapes = [(M,), (N,)] if issubclass(cls, Rank1) else [(M, 3), (3, N)]
+    return cls(*(jax.random.normal(key, s) for s in shapes)), jax.random.normal(key, (B, M))
+
+
+def assert_small(f, *args):
+    """The compiled program holds no m × n array, in either order, however it is stacked or typed."""
+    text = jax.jit(f).lower(*args).compile().as_text()
+    assert f"{B},{M}" in text, "the sizes are seen in the program"
+    for shape in (f"{M},{N}]", f"{N},{M}]", f"{M},{N},", f"{N},{M},", f"[{M * N}]"):
+        assert shape not in text, shape
+
+
+def hvp(f, *xs):
+    return jax.jvp(jax.grad(f, tuple(range(len(xs)))), xs, xs)[1]
+
+
+@every
+def test_the_matrix_is_never_built_with_respect_to_activations(cls):
+    w, x = big(cls)
+    assert_small(matmul, x, w)
+    assert_small(lambda x, w: matmul(w.transpose(), x.T), x, w)
+    assert_small(jax.grad(loss), x, w)
+    assert_small(lambda x, w: hvp(lambda x: loss(jnp.sin(x), w), x), x, w)
+    assert_small(lambda x, w: jax.vmap(jax.grad(lambda x: loss(jnp.sin(x), w)))(x), x, w)
+    with pytest.raises(AssertionError, match="1031,1033"):
+        assert_small(lambda x, w: x @ jnp.sin(dense(w)), x, w)
+
+
+@factored
+def test_the_matrix_is_never_built_with_respect_to_factors(cls):
+    w, x = big(cls)
+    assert_small(jax.grad(loss, (0, 1)), x, w)
+    t = jax.grad(loss, 1)(x, w)
+    assert_small(lambda x, w, t: jax.jvp(jax.grad(loss, (0, 1)), (x, w), (x, t))[1], x, w, t)
+    assert_small(lambda x, w: jax.grad(jax.checkpoint(loss), (0, 1))(x, w), x, w)
+    through = lambda x, left, right: loss(x, outer(left, right, tangent="componentwise"))
+    assert_small(jax.grad(through, (0, 1, 2)), x, *w.components())
+    assert_small(lambda *a: hvp(through, *a), x, *w.components())
+    assert_small(jax.grad(typax.lift(lambda x, w: jnp.sum((x @ w) ** 2), fallback="error"), (0, 1)), x, w)
+
+
+@every
+def test_unchanged_programs(cls):
+    w, d = VALUES[cls], dense(VALUES[cls])
+    programs = {
+        "x w": (lambda x, w: x @ w, ACTS),
+        "transposes": (lambda x, w: (w.T @ x.T).T @ w.T, ACTS),
+        "from the left": (lambda x, w: w @ (w.T @ x), ACTS.T),
+    }
+    squares = lambda x, w, f: jnp.sum(f(x, w) ** 2)
+    for f, x in programs.values():
+        lifted = typax.lift(f, fallback="error")
+        close(jax.jit(lifted)(x, w), f(x, d), 1e-4)
+        close(jax.grad(squares)(x, w, lifted), jax.grad(squares)(x, d, f), 1e-3)
+    twice = typax.lift(lambda w: w @ w.T, fallback="error")(w)
+    close(dense(twice), d @ d.T)
+    einsum = typax.lift(lambda x, w: jnp.einsum("abm,mn->anb", x, w), fallback="error")
+    close(einsum(ACTS[None], w), jnp.einsum("abm,mn->anb", ACTS[None], d))
+    receipt = typax.Receipt()
+    full = typax.lift(lambda y, w: jnp.tensordot(y, w, 2), fallback="allow", receipt=receipt)
+    close(full(d, w), jnp.sum(d * d), 1e-4)
+    assert len(receipt.densifications) == 1
+
+
+def test_sharded():
+    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
+        put = lambda x, *spec: jax.device_put(x, jax.P(*spec))
+        assert str(jax.typeof(outer(put(jnp.zeros(8), "i"), ROW))) == "r1[8@i,5]"
+        left, right = put(jnp.ones((8, 2)), "i", None), put(jnp.arange(8.0).reshape(2, 4), None, "i")
+        rows, cols = outer(left, RIGHT), outer(LEFT, right)
+        assert str(jax.typeof(rows)) == "lr[8@i,5]" and str(jax.typeof(cols)) == "lr[6,4@i]"
+        assert str(jax.typeof(jax.jit(matmul)(ACTS, cols))) == "float32[3,4@i]"
+        close(matmul(ACTS, cols), ACTS @ (LEFT @ np.arange(8.0, dtype="float32").reshape(2, 4)))
+        g = jax.jit(jax.grad(loss, 1))(ACTS, cols)
+        assert [str(jax.typeof(c)) for c in g.components()] == ["float32[6,2]", "float32[2,4@i]"]
+        dense_g = jax.jit(jax.grad(loss, 1))(ACTS, outer(COL, put(jnp.arange(4.0), "i")))
+        assert str(jax.typeof(dense_g)) == "float32[6,4@i]"
+        assert str(jax.typeof(rows.transpose())) == "lr[5,8@i]"
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto])
+@every
+def test_shard_map(cls, kind):
+    with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=(kind,))):
+        narrow = issubclass(cls, Rank1)
+        left = jnp.arange(8.0) if narrow else jnp.arange(16.0).reshape(8, 2)
+        w = cls(jax.device_put(left / 8, jax.P("i")), ROW if narrow else RIGHT)
+        square = jax.shard_map(lambda w, y: matmul(w, y) ** 2, in_specs=(cls.P(m="i"), jax.P()), out_specs=jax.P("i"))
+        y = jnp.arange(10.0).reshape(5, 2)
+        g = jax.jit(jax.grad(lambda w: jnp.sum(square(w, y))))(w)
+        host = [np.asarray(c) for c in w.components()]
+        f = lambda d: jnp.sum((d @ np.asarray(y)) ** 2)
+        if cls in (DenseLowRank, Rank1):
+            close(g, jax.grad(f)(plain(cls)(*host)), 1e-4)
+        else:
+            jax.tree.map(lambda a, b: close(a, b, 1e-4), g.components(), jax.grad(lambda h: f(plain(cls)(*h)))(tuple(host)))
+
+
+# --- sums
+
+SUMS = {
+    "array": Sum(jnp.tanh(LEFT @ RIGHT), VALUES[LowRank], 0.5),
+    "quantized": Sum(quantize(ACTS.T @ ACTS[:, :5]), VALUES[LowRank], 2.0),
+}
+sums = pytest.mark.parametrize("base", SUMS)
+
+
+@sums
+@wraps
+def test_a_sum_is_two_products(base, wrap):
+    w, d = SUMS[base], dense(SUMS[base])
+    close(d, dense(w.base) + w.scale * dense(w.delta))
+    close(wrap(matmul)(ACTS, w), ACTS @ d)
+    close(wrap(matmul)(w, ACTS[:, :5].T), d @ ACTS[:, :5].T)
+    if base == "array":
+        close(wrap(matmul)(w, ACTS[0, :5]), d @ ACTS[0, :5])
+    gx, gw = wrap(jax.grad(loss, (0, 1)))(ACTS, w)
+    close(gx, jax.grad(loss)(ACTS, d), 1e-4)
+    parts = (dense(w.base), *w.delta.components())
+    want = jax.grad(lambda b, u, v: loss(ACTS, b + w.scale * (u @ v)), (0, 1, 2))(*parts)
+    for g, t in zip((gw.base, *gw.delta.components()), want, strict=True):
+        close(g, t, 1e-4)
+
+
+@sums
+def test_sums_in_unchanged_programs_and_mapped(base):
+    w, d = SUMS[base], dense(SUMS[base])
+    layer = typax.lift(lambda x, w: jnp.tanh(x @ w) @ w.T, fallback="error")
+    close(jax.jit(layer)(ACTS, w), jnp.tanh(ACTS @ d) @ d.T, 1e-4)
+    adapters = jax.vmap(lambda s: outer(LEFT * s, RIGHT))(jnp.arange(4.0))
+    many = jax.vmap(lambda a: matmul(ACTS, Sum.from_components(w.base, a, scale=0.5)))(adapters)
+    close(many, jnp.stack([ACTS @ (dense(w.base) + 0.5 * s * LEFT @ RIGHT) for s in range(4)]), 1e-4)
+
+
+def test_the_delta_alone_is_trained():
+    key = jax.random.key(1)
+    base, (delta, x) = quantize(jax.random.normal(key, (M, N))), big(LowRank)
+    build = lambda base, delta: Sum.from_components(base, delta, scale=0.5)
+    f = lambda delta, x, base: loss(x, build(base, delta))
+    text = jax.jit(jax.grad(f)).lower(delta, x, base).compile().as_text()
+    assert f"s8[{M},{N}]" in text
+    for g, c in zip(jax.jit(jax.grad(f))(delta, x, base).components(), delta.components(), strict=True):
+        assert g.shape == c.shape
+
+    class Frozen(QArray, name="frozen", tangent="none"):
+        pass
+
+    w = Sum(Frozen(base.qvalue, base.scale), delta)
+    g = jax.jit(jax.grad(loss, 1))(x, w)
+    assert (
+        str(jax.typeof(g))
+        == f"sum.tangent{{base:float0[{M},{N}],delta:lr.tangent{{left:float32[{M},3],right:float32[3,{N}]}}}}"
+    )
+
+
+# --- what is refused
+
+
+def test_mistakes():
+    wrong = [
+        (LEFT, jnp.ones((3, 5))),
+        (COL, RIGHT),
+        (COL, jnp.arange(5)),
+        (COL, ROW.astype(jnp.bfloat16)),
+        (LEFT[None], RIGHT[None]),
+    ]
+    for a, b in wrong:
+        with pytest.raises(TypeError, match=r"typax\.outer takes vectors \[m\], \[n\] or matrices.*got .* and .*jax\.vmap"):
+            outer(a, b)
+    with pytest.raises(ValueError, match='tangent must be "dense" or "componentwise", got \'itself\''):
+        outer(COL, ROW, tangent="itself")
+    with pytest.raises(TypeError, match=r"LowRank: axis 'r' is 2 in left \(float32\[6,2\]\) but 3 in right"):
+        LowRank(LEFT, jnp.ones((3, 5)))
+    with pytest.raises(TypeError, match=r"matmul has no implementation for \(float32\[3,5\], lr\[6,5\]\)"):
+        matmul(ACTS[:, :5], VALUES[LowRank])
+    with pytest.raises(NotImplementedError, match=r"factors of \(r1\[6,5\]\) has no reference, so it has no derivative"):
+        jax.grad(lambda w: jnp.sum(factors(w)[0]))(VALUES[Rank1])
+    close(jax.grad(lambda w: jnp.sum(factors(w)[0]))(VALUES[LowRank]).left, jnp.ones((6, 2)))
+    with pytest.raises(TypeError, match=r"Sum: axis 'm' is 6 in base \(float32\[6,5\]\) but 5 in delta \(lr\[5,6\]\)"):
+        Sum(jnp.ones((6, 5)), VALUES[LowRank].transpose())

@@ -1,0 +1,61 @@
+"""Sums that stay sums: ``base + scale · delta``, whose product with x is two products.
+
+    x @ (base + scale · delta) = x @ base + scale · (x @ delta)
+
+With a `LowRank` delta this is low-rank adaptation (LoRA, Hu et al. 2021, arXiv:2106.09685, where ``scale`` is α/r); with a
+quantized base, QLoRA (Dettmers et al. 2023, arXiv:2305.14314).  Each part keeps its own tangents: factors for the low-rank
+part, a dense array for a quantized base, nothing for a base of a class with ``tangent="none"``.
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from typax._codes import dot_general, transpose
+from typax._structural import dense
+from typax._value import Value
+from typax.quantized import matmul
+
+
+class Sum(Value, name="sum", tangent="componentwise"):
+    """The sum ``base + scale · delta`` of two values that stand for matrices of one shape.
+
+    Components: ``base`` and ``delta``, each an array or a value, float ``[*batch, m, n]``; the dtype is that of ``base``.
+    Static: ``scale``, a number.
+    """
+
+    base: Float[Array, "*batch m n"] | Float[Value, "*batch m n"]
+    delta: Float[Array, "*batch m n"] | Float[Value, "*batch m n"]
+    scale: float = 1.0
+
+    def dense(self) -> Float[Array, "*batch m n"]:
+        return _add(self, dense(self.base), dense(self.delta))
+
+
+def _add(w: Sum, base: Any, delta: Any) -> Any:
+    return base + w.scale * delta.astype(base.dtype)
+
+
+@matmul.impl
+def _(x: Float[Array, "*b m"], w: Float[Sum, "m n"]) -> Any:
+    return _add(w, matmul(x, w.base), matmul(x, w.delta))
+
+
+@matmul.impl
+def _(w: Float[Sum, "m n"], x: Float[Array, "*b n k"] | Float[Array, "n"]) -> Any:
+    return _add(w, matmul(w.base, x), matmul(w.delta, x))
+
+
+@dot_general.impl
+def _(x: Float[Array, "*b"], w: Sum, **params: Any) -> Any:
+    return _add(w, dot_general(x, w.base, **params), dot_general(x, w.delta, **params))
+
+
+@dot_general.impl
+def _(w: Sum, x: Float[Array, "*b"], **params: Any) -> Any:
+    return _add(w, dot_general(w.base, x, **params), dot_general(w.delta, x, **params))
+
+
+@transpose.impl
+def _(w: Sum, *, permutation: Any) -> Any:
+    return Sum(transpose(w.base, permutation=permutation), transpose(w.delta, permutation=permutation), w.scale)
