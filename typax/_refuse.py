@@ -26,21 +26,25 @@ NAMES = frozenset((METHODS + PROPERTIES).split())
 FORWARDED = {f"__{n}__": f"_{n}" for n in OPERATORS.split()}
 
 
-class NotAnArray(TypeError, AttributeError):
-    """A value was used as if it were the array that it stands for. Also an AttributeError, so that ``hasattr`` is false."""
+class NoSuchAttribute(TypeError, AttributeError):
+    """An attribute of arrays was asked of a value. Also an AttributeError, so that ``hasattr`` is false."""
 
 
-def not_an_array(value: Any, what: str = "") -> NoReturn:
-    raise NotAnArray(
+def not_an_array(value: Any, what: str = "", error: type[TypeError] = TypeError) -> NoReturn:
+    raise error(
         f"{what and f'{what}: '}a value of type {_jax.typeof(value)} is not an array and does not become one silently; use "
         f"typax.matmul(x, q) for products, typax.dense(q) for the array that it stands for, or typax.lift(f) to run a "
         f"function of arrays on it"
     )
 
 
-def _refused(what: str) -> Any:
+def no_such_attribute(value: Any, name: str) -> NoReturn:
+    not_an_array(value, name, NoSuchAttribute)
+
+
+def _refused(what: str, error: type[TypeError] = TypeError) -> Any:
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        not_an_array(self, what)
+        not_an_array(self, what, error)
 
     return refuse
 
@@ -56,5 +60,5 @@ def on_tracers() -> dict[str, Any]:
     operators |= {"_copy": staticmethod(lambda x: x), "_deepcopy": staticmethod(lambda x, _: x)}
     operators["_setitem"] = staticmethod(_refused("__setitem__"))
     methods = {n: _jax.aval_method(_refused(n)) for n in METHODS.split()}
-    properties = {n: _jax.aval_property(_refused(n)) for n in PROPERTIES.split()}
+    properties = {n: _jax.aval_property(_refused(n, NoSuchAttribute)) for n in PROPERTIES.split()}
     return operators | methods | properties | {"__jax_array__": _jax.aval_method(not_an_array)}

@@ -239,7 +239,7 @@ class Value(metaclass=ValueMeta):
         if name == "dtype":
             return self._type.dtype
         if name in _refuse.NAMES:
-            _refuse.not_an_array(self, name)
+            _refuse.no_such_attribute(self, name)
         if isinstance(found := getattr(type(self), name, None), property) and found.fget is not None:
             return found.fget(self)  # it raised an AttributeError of its own: let that be seen
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
