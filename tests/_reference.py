@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import typax
 
 REFERENCE = re.compile(r"(?<![`\w])`([A-Za-z_][\w.]*)`(?![`\w])")
@@ -64,7 +66,7 @@ def missing(module: str) -> list[str]:
 
 def broken(module: str) -> list[str]:
     """The references that lead nowhere."""
-    spaces = [vars(typax) | {"typax": typax}, vars(importlib.import_module(module))]
+    spaces = [vars(typax) | {"typax": typax, "jax": jax}, vars(importlib.import_module(module))]
     wrong = []
     for parent, member in public(module):
         local = {*getattr(parent, "members", ()), *getattr(member, "members", ()), member.name}

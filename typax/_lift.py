@@ -37,6 +37,7 @@ class Receipt:
     densifications: list[str] = field(default_factory=list)
 
     def record(self, event: Event) -> None:
+        """Note that an equation ran natively, or what it made dense."""
         if event.dense is None:
             self.natives.append(f"{event.primitive}({', '.join(map(str, event.types))})")
         else:

@@ -45,8 +45,8 @@ from typax._type import ValueType, dense_type, record_view
 class Op:
     """Made by `typax.op`. Call it on values; add implementations with `Op.impl`.
 
-    `reference` is the plain function that it means, with `primitive` if that is one; `impls` are its implementations, and
-    `cache` has what was traced for given operand types.
+    `reference` is the plain function that it means, with `primitive` if that is one; `impls` are its implementations,
+    `rules` those set by ``def_jvp`` and the like; `cache` has what was traced for given operand types.
 
     Raises:
       TypeError: when it is called, if no implementation fits the operands' types, or two do equally well, or if one gives

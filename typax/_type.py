@@ -301,6 +301,7 @@ class ValueType(Partitioned, _jax.HiType):
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.lo_ty())
 
     def _no_indexed_ref(self, *_: Any, **__: Any) -> Any:
+        """Asked for by an indexed read or write of a ref of such values: raises a TypeError."""
         raise TypeError(
             f"a ref of {self} is read and written whole, ref[...]; index what it stands for: typax.dense(ref[...])[i]"
         )

@@ -52,7 +52,7 @@ class QArray(Value, name="q8"):
 
 
 class QColumns(Value, name="q8t"):
-    """`QArray` with the last two axes swapped: int8 codes with one scale per column."""
+    """`QArray` with the last two axes swapped: codes ``qvalue``, int8, one ``scale`` a column; ``dtype`` as there."""
 
     qvalue: Int8[Array, "*batch n k"]
     scale: Float32[Array, "*batch k"]
