@@ -256,3 +256,19 @@ def test_mistakes_in_rules():
     bad.def_vjp(lambda nz, x, w, *, gain: (matmul(x, w), ()), lambda res, ct, *, gain: (ct,))
     with pytest.raises(TypeError, match=r"mm\.def_vjp: one cotangent for each operand"):
         jax.grad(loss(bad))(X, QW)
+
+
+def test_rules_hold_for_arrays_too():
+    both = typax.op(jnp.sin, name="both")
+    both.def_jvp(lambda p, t: (both(*p), 5 * t[0]))
+    close(jax.grad(both)(1.0), 5.0)
+    close(jax.jit(jax.vmap(jax.grad(both)))(X[0]), jnp.full(3, 5.0))
+    mixed = typax.op(jnp.multiply, name="mixed")
+
+    @mixed.impl
+    def _(x: Float[Array, "*b n"], y: QArray):
+        return x * dense(y)
+
+    mixed.def_vjp(lambda nz, x, y: (mixed(x, y), ()), lambda res, g: (100 * g, None))
+    for y in (quantize(X), X):
+        close(jax.grad(lambda x, y=y: jnp.sum(mixed(x, y)))(X), jnp.full(X.shape, 100.0))

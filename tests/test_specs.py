@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from _util import close
 from jax import P
+from jaxtyping import Array, Float32, UInt8
 from test_tangents import Factors, Pack, pack
 
+import typax
 from typax import QArray, dense, matmul, quantize, reshard
 
 pytestmark = pytest.mark.core
@@ -131,3 +133,31 @@ def test_mistakes():
         QArray.P(0)
     with pytest.raises(TypeError, match="takes a partition spec"):
         Pack.P("i")
+
+
+def test_results_that_differ_between_shards_are_not_one_of_them(mode):
+    rows = jax.device_put(ROWS, P("i"))
+    for f, spec in ((quantize, QArray.P()), (lambda x: pack(x * 1), Pack.P(P()))):
+        with pytest.raises(TypeError, match="leaves out the mesh axis i"):
+            jax.jit(jax.shard_map(f, in_specs=P("i"), out_specs=spec))(rows)
+
+
+class Padded(typax.Value, name="padded"):
+    codes: UInt8[Array, "*batch m"]
+    n: int
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return jnp.unpackbits(self.codes, axis=-1)[..., : self.n].astype(jnp.float32)
+
+
+def test_axes_that_no_component_shows_and_batch_axes_that_are_not_given():
+    with pytest.raises(TypeError, match=r"Padded\.P: no component shows the axis n"):
+        Padded.P(None, n="i")
+    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
+        v = Padded(jnp.ones((4, 4), jnp.uint8), 30)
+        with pytest.raises(TypeError, match=r"with named axes, each batch axis is given by position.*Padded\.P\(None, m="):
+            reshard(v, Padded.P(m="i"))
+        with pytest.raises(TypeError, match="the mesh has no axis zz; it has i"):
+            reshard(v, Padded.P("zz"))
+        with pytest.raises(TypeError, match="the mesh has no axis zz; it has i"):
+            jax.jit(jax.shard_map(dense, in_specs=QArray.P("zz"), out_specs=P("i")))(quantize(ROWS))

@@ -346,3 +346,24 @@ class Lone(Value):
 
     def dense(self) -> Float[Array, "n"]:
         return self.x
+
+
+def test_a_cotangent_type_of_its_own_needs_a_hi_tangent_type():
+    class Odd(typax.Dense):
+        def cotangent_type(self, ty):
+            return Pack.type(ty.dense_type)
+
+    class V(Value, tangent=Odd()):
+        x: Float[Array, "n"]
+
+        def dense(self) -> Float[Array, "n"]:
+            return self.x
+
+    with pytest.raises(TypeError, match=r"a cotangent type of its own needs a hi type for tangents"):
+        jax.grad(lambda v: jnp.sum(dense(v)))(V(X[0]))
+
+
+def test_axes_from_the_end_in_a_spec_for_each_component():
+    t = pack(jnp.ones((2, 3)), 5.0)
+    f = lambda a, b: jax.vmap(lambda t: t, in_axes=typax.Axes(a, None), out_axes=typax.Axes(b, None), axis_size=3)(t)
+    assert jax.typeof(f(-1, 1)) == jax.typeof(t)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from typax import _axes, _interpret, _jax, _jaxpr, _prim
-from typax._axes import static_key
+from typax._axes import Pattern, static_key
 from typax._byhand import axes_type, has_axes, is_raw
 from typax._match import Implementation, covers, overlap, read_implementation, show_operands, stack_of_one
 from typax._override import Overridden, rule_setter
@@ -200,6 +200,11 @@ class Op:
             raise TypeError(f"{self.name} takes no keyword {', '.join(sorted(unknown))}")
         return self.reference(*args, **taken)
 
+    def _of_reference(self, count: int) -> Implementation:
+        """The reference as an implementation for arrays, where rules by hand hold for it."""
+        operands = ((Pattern(Any, None, None, "Any"),),) * count
+        return Implementation(lambda *args, **statics: self._on_arrays(args, statics), operands, False, {}, True)
+
     def choose(self, args: Sequence[Any]) -> Implementation | None:
         """The most specific implementation for operands of these types, each a pytree of types; ``None`` if none fits."""
         fit = [i for i in self.impls if i.fits(args)]
@@ -241,7 +246,10 @@ class Op:
             # With an implementation for plain operands, these must fit it: the reference says only what it stands for.
             on_plain = any(not i.hi_count() for i in self.impls)
             if self.reference is not None and not on_plain and not any(map(_jax.is_hi, tys)):
-                return _REFERENCE
+                if not self.rules:
+                    return _REFERENCE
+                impl = self._of_reference(len(args))
+        if impl is None:
             have = "; ".join(map(str, self.impls)) or "none"
             self._refuse_stacks(args)
             raise TypeError(

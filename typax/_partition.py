@@ -13,6 +13,10 @@ from typax import _jax
 from typax._spec import Pspec, of_array
 
 
+def _names(spec: Any) -> list[str]:
+    return [n for part in spec for n in (part if isinstance(part, tuple) else (part,)) if isinstance(n, str)]
+
+
 class Partitioned:
     """A part of `ValueType`."""
 
@@ -29,7 +33,7 @@ class Partitioned:
 
     def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
         """The type that one device sees in a ``shard_map``."""
-        pairs = list(zip(self.leaves, self._partition_specs(spec), strict=True))
+        pairs = list(zip(self.leaves, self._partition_specs(spec, mesh), strict=True))
         if spec.by_user and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
             raise TypeError(
                 f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
@@ -39,7 +43,14 @@ class Partitioned:
 
     def unshard(self, mesh: Any, check_vma: bool, spec: Any) -> Any:
         """The type of the whole, from what one device sees."""
-        pairs = zip(self.leaves, self._partition_specs(spec), strict=True)
+        pairs = list(zip(self.leaves, self._partition_specs(spec, mesh), strict=True))
+        if spec.by_user and check_vma:
+            lost = {n for a, s in pairs if not _jax.is_hi(a) for n in _jax.varying(a) - set(_names(s))}
+            if lost:
+                raise TypeError(
+                    f"{spec!r} leaves out the mesh axis {', '.join(sorted(lost))}, but {self} may differ along it: "
+                    "partition an axis by it, or make the shards equal, for instance by a sum over it"
+                )
         return self._resized(
             [a.unshard(mesh, check_vma, s) for a, s in pairs], spec, lambda size, shards: size * shards, mesh
         )
@@ -64,7 +75,7 @@ class Partitioned:
         mesh = getattr(sharding, "mesh", None)
         given = getattr(sharding, "spec", sharding)
         if isinstance(given, Pspec):
-            self._partition_specs(given)
+            self._partition_specs(given, mesh if mesh is not None else jax.sharding.get_abstract_mesh())
             return given, mesh
         if not isinstance(given, jax.P) or self.decl.stands_for is None:
             raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
@@ -78,12 +89,23 @@ class Partitioned:
             leaves.append(jax.P(*(p for p, k in zip(parts, m, strict=False) if k), *rest) if isinstance(own, jax.P) else own)
         return Pspec(self.decl, leaves, full.shown, full.tangents, full.dense, full.named), mesh
 
-    def _partition_specs(self, spec: Any) -> tuple[Any, ...]:
+    def _partition_specs(self, spec: Any, mesh: Any) -> tuple[Any, ...]:
         cls = self.decl.cls
         if not isinstance(spec, Pspec) or cls not in (spec.decl.cls, getattr(spec.decl.cls, "_tangent_class", None)):
             raise TypeError(f"a value of type {self} is partitioned by {cls.__name__}.P(...), not by {spec!r}")
         if len(spec.leaves) != len(self.leaves):
             raise TypeError(f"{spec!r} has {len(spec.leaves)} entries, but {self} has {len(self.leaves)} components")
+        for a, s in zip(self.leaves, spec.leaves, strict=True):
+            if not isinstance(s, jax.P):
+                continue
+            if unknown := [n for n in _names(s) if n not in mesh.shape]:
+                known = ", ".join(mesh.shape) or "none"
+                raise TypeError(f"{spec!r}: the mesh has no axis {unknown[0]}; it has {known}")
+            if spec.by_user and spec.named and not _jax.is_hi(a) and len(s) != a.ndim:
+                raise TypeError(
+                    f"{spec!r} does not fit {self}: with named axes, each batch axis is given by position, None for one "
+                    f"that is whole ({self.decl.cls.__name__}.P({'None, ' * self.n_batch}{', '.join(f'{n}=...' for n in spec.named)}))"
+                )
         return spec.leaves
 
     def _resized(self, leaves: Sequence[Any], spec: Pspec, resize: Callable[[int, int], int], mesh: Any) -> Any:

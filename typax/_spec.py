@@ -107,6 +107,9 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     axes |= {n for d in (decl.stands_for.axes.dims if decl.stands_for else ()) for n in d.names}
     if unknown := named.keys() - own - axes:
         raise TypeError(f"{who}: no axis is named {', '.join(sorted(unknown))}; the axes are {', '.join(sorted(axes))}")
+    shown_by = {n for c in decl.components if c.axes for d in c.axes.dims for n in d.names}
+    if hidden := [n for n in named.keys() - own if named[n] is not None and n not in shown_by]:
+        raise TypeError(f"{who}: no component shows the axis {hidden[0]}, so that it cannot be partitioned")
     for part in (*batch, *(named[n] for n in named.keys() - own)):
         _check_part(who, part)
     leaves: list[Any] = []

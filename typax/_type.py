@@ -316,7 +316,14 @@ class ValueType(Partitioned, _jax.HiType):
 
     @cached_property
     def _tangent_types(self) -> tuple[Any, Any]:
-        return self.decl.tangent.tangent_type(self), self.decl.tangent.cotangent_type(self)
+        policy = self.decl.tangent
+        tangent, cotangent = policy.tangent_type(self), policy.cotangent_type(self)
+        if not _jax.is_hi(tangent) and cotangent != tangent.to_ct_aval():
+            raise TypeError(
+                f"{self}: the tangent policy {policy.name!r} has tangents of type {tangent}, whose cotangents are of that "
+                f"type, not {cotangent}; a cotangent type of its own needs a hi type for tangents, of whose class it is the policy"
+            )
+        return tangent, cotangent
 
     def to_tangent_aval(self) -> Any:
         return self._tangent_types[0]
@@ -401,7 +408,8 @@ class ValueType(Partitioned, _jax.HiType):
             )
         specs = self.component_specs(spec)
         if not self.has_own_axes:
-            return specs, None
+            grown = [_ndim(a) + adding if not is_raw(a) else 0 for a in self.leaves]
+            return [s + n if isinstance(s, int) and s < 0 else s for s, n in zip(specs, grown, strict=True)], None
         ks = {s for s in specs if s is not None}
         n = self.n_batch + adding
         k = ks.pop() if len(ks) == 1 else None
