@@ -321,7 +321,7 @@ class ValueType(Partitioned, _jax.HiType):
         if not _jax.is_hi(tangent) and cotangent != tangent.to_ct_aval():
             raise TypeError(
                 f"{self}: the tangent policy {policy.name!r} has tangents of type {tangent}, whose cotangents are of that "
-                f"type, not {cotangent}; a cotangent type of its own needs a hi type for tangents, of whose class it is the policy"
+                f"type, not {cotangent}; a cotangent type of its own needs a hi type for tangents, and is that of its class"
             )
         return tangent, cotangent
 
