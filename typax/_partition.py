@@ -102,10 +102,10 @@ class Partitioned:
                 known = ", ".join(mesh.shape) or "none"
                 raise TypeError(f"{spec!r}: the mesh has no axis {unknown[0]}; it has {known}")
             if spec.by_user and spec.named and not _jax.is_hi(a) and len(s) != a.ndim:
-                example = f"{cls.__name__}.P({'None, ' * self.n_batch}{'=..., '.join(spec.named)}=...)"
+                example = f"{self.decl.cls.__name__}.P({'None, ' * self.n_batch}{'=..., '.join(spec.named)}=...)"
                 raise TypeError(
-                    f"{spec!r} does not fit {self}: with named axes, each batch axis is given by position, None for one that "
-                    f"is whole ({example})"
+                    f"{spec!r} does not fit {self}: with named axes, each batch axis is given by position, None for one "
+                    f"that is whole ({example})"
                 )
         return spec.leaves
 
