@@ -191,10 +191,13 @@ class Rule:
     def transposed(self, linear: Mask) -> Linear:
         own, fn = self._split(linear)
 
+        def moved(outs: Sequence[Any]) -> list[Any]:  # an integer component of a record has no part in it
+            return [x for x, t in zip(outs, self.out_avals, strict=True) if _prim.has_tangent(t)]
+
         def transpose(primals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             some = [self.leaves[i] for i in own]
-            flip = jax.linear_transpose(lambda *xs: fn(primals, xs), *some)
-            grads = flip(self._cotangents(cts))
+            flip = jax.linear_transpose(lambda *xs: moved(fn(primals, xs)), *some)
+            grads = flip(moved(self._cotangents(cts)))
             return [x for i, g in zip(own, grads, strict=True) for x in open_tangent(self.leaves[i], g)]
 
         avals = self._leaf_avals(self._live_avals, ct=True)
