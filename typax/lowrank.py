@@ -62,7 +62,7 @@ class FactoredRank1(Rank1, name="r1f", tangent="componentwise"):
 
 # --- in and out
 
-CLASSES = {
+_CLASSES = {
     (1, "dense"): Rank1, (1, "componentwise"): FactoredRank1,
     (2, "dense"): DenseLowRank, (2, "componentwise"): LowRank,
 }  # fmt: skip
@@ -102,12 +102,12 @@ _outer = op(_product, name="outer")
 
 @_outer.impl
 def _(left: Float[Array, "m"], right: Float[Array, "n"], *, tangent: str | None = None) -> Any:
-    return CLASSES[1, tangent or "dense"](left, right)
+    return _CLASSES[1, tangent or "dense"](left, right)
 
 
 @_outer.impl
 def _(left: Float[Array, "m r"], right: Float[Array, "r n"], *, tangent: str | None = None) -> Any:
-    return CLASSES[2, tangent or "componentwise"](left, right)
+    return _CLASSES[2, tangent or "componentwise"](left, right)
 
 
 @op(reference=None)
@@ -130,8 +130,8 @@ def _like(left: Any, right: Any, *operands: Any) -> Any:
     dense = any(isinstance(w, DenseLowRank) or (isinstance(w, Rank1) and not isinstance(w, FactoredRank1)) for w in operands)
     tangent = "dense" if dense else "componentwise"
     if all(isinstance(w, Rank1) for w in operands):
-        return CLASSES[1, tangent](left[:, 0], right[0])
-    return CLASSES[2, tangent](left, right)
+        return _CLASSES[1, tangent](left[:, 0], right[0])
+    return _CLASSES[2, tangent](left, right)
 
 
 # --- arithmetic that never builds the matrix

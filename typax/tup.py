@@ -18,7 +18,7 @@ from typax._value import Value
 
 
 class Tup(Value, name="Tup"):
-    """A tuple of arrays and values, itself a value. Made by `tup`."""
+    """A tuple of arrays and values, itself a value. Made by `tup`; `elts` are its elements."""
 
     elts: tuple[Any, ...]
 
