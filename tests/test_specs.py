@@ -151,7 +151,7 @@ class Padded(typax.Value, name="padded"):
 
 
 def test_axes_that_no_component_shows_and_batch_axes_that_are_not_given():
-    with pytest.raises(TypeError, match=r"Padded\.P: no component shows the axis n"):
+    with pytest.raises(TypeError, match=r"Padded\.P: no component shows the axis n; partition"):
         Padded.P(None, n="i")
     with jax.set_mesh(jax.make_mesh((4,), ("i",))):
         v = Padded(jnp.ones((4, 4), jnp.uint8), 30)

@@ -108,8 +108,11 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     if unknown := named.keys() - own - axes:
         raise TypeError(f"{who}: no axis is named {', '.join(sorted(unknown))}; the axes are {', '.join(sorted(axes))}")
     shown_by = {n for c in decl.components if c.axes for d in c.axes.dims for n in d.names}
-    if hidden := [n for n in named.keys() - own if named[n] is not None and n not in shown_by]:
-        raise TypeError(f"{who}: no component shows the axis {hidden[0]}, so that it cannot be partitioned")
+    cut = {named[n] for n in named if n in shown_by}
+    if hidden := [n for n in named.keys() - own if named[n] is not None and n not in shown_by and named[n] not in cut]:
+        raise TypeError(
+            f"{who}: no component shows the axis {hidden[0]}; partition the axis in which it is packed as well, by the same name"
+        )
     for part in (*batch, *(named[n] for n in named.keys() - own)):
         _check_part(who, part)
     leaves: list[Any] = []
