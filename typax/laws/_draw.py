@@ -144,12 +144,11 @@ def _draw_operand(draw: Any, o: _Options, pats: Any, sizes: Any, dtypes: Any, wh
         p = _axes.Pattern(jax.Array, ("float32",), _axes.parse("*any k n", where), "any")
         cls = jax.Array
     if isinstance(cls, type) and hasattr(cls, "_declaration"):
-        shape = dtype = None
-        if p.axes is not None and all(d.name in sizes or d.size is not None for d in p.axes.dims):
-            shape = _shape(draw, o, p.axes, sizes)
+        dtype = None
+        shape, batch = _hi_shape(draw, o, cls, p.axes, sizes)
         if p.dtypes is not None and (o.simple or o.smooth):
             dtype = next((d for d in FLOATS if d in p.dtypes), None)
-        vs = _draw_values(draw, cls, o, shape, dtype, () if p.axes and not p.axes.variadic else None, 3, {})
+        vs = _draw_values(draw, cls, o, shape, dtype, batch, 3, {})
         _bind(p.axes, tuple(vs[0].shape) if p.axes else (), sizes)
         if vs[0]._type.decl.stands_for is not None:
             dtypes.setdefault("float", jnp.dtype(vs[0].dtype).name)
@@ -160,6 +159,24 @@ def _draw_operand(draw: Any, o: _Options, pats: Any, sizes: Any, dtypes: Any, wh
     usual = dtypes.get("float")
     dtype = usual if p.dtypes and usual in p.dtypes and len(p.dtypes) > 1 else _dtype(draw, o, p.dtypes, dtypes)
     return [_array(draw, o, shape, dtype) for _ in range(3)]
+
+
+def _hi_shape(draw: Any, o: _Options, cls: Any, axes: Any, sizes: dict[str, Any]) -> tuple[Any, Any]:
+    """What is known of the shape of an operand of a class, and of its batch axes."""
+    stands_for = cls._declaration.stands_for
+    if axes is None or stands_for is None:
+        return None, None if axes is None else ()
+    lead = axes.rank - stands_for.axes.rank
+    if lead >= 0 and all(d.name is not None for d in stands_for.axes.dims):
+        return _shape(draw, o, axes, sizes), None
+    env = {k: Axis(v) for k, v in sizes.items() if isinstance(v, int)}
+    own = axes.dims[: max(lead, 0)]
+    for d in own:
+        for name in d.names - env.keys():
+            sizes[name] = _size(draw, o, len(sizes))
+            env[name] = Axis(sizes[name])
+    more = _batch(draw, o) if axes.variadic is not None else ()
+    return None, (*more, *(_axes.evaluate(d, env, "an operand").size for d in own))
 
 
 def _bind(axes: Any, shape: tuple[int, ...], sizes: dict[str, int]) -> None:

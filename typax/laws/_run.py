@@ -55,13 +55,14 @@ class Cell:
 
 @dataclass
 class Result:
-    """What laws say of subjects; `str` is a table, ``ok`` whether none is broken."""
+    """What laws say of subjects; `str` is a table, ``ok`` whether none is broken and each subject keeps one."""
 
     cells: list[Cell] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return bool(self.cells) and not self.failures
+        alive = {c.subject for c in self.cells if c.status == "pass"}
+        return bool(self.cells) and not self.failures and alive == {c.subject for c in self.cells}
 
     @property
     def failures(self) -> list[Cell]:

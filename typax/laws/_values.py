@@ -57,6 +57,7 @@ def same_types(what: str, got: Any, want: Any, meaning: str) -> None:
 
 def show(tree: Any) -> str:
     leaves = jax.tree.leaves(tree)
+    leaves = [x if isinstance(x, _jax.AbstractValue) else _jax.typeof(x) for x in leaves]
     return ", ".join(map(str, leaves)) if len(leaves) != 1 else str(leaves[0])
 
 
@@ -88,7 +89,8 @@ def close(what: str, got: Any, want: Any, allowed: Any, meaning: str) -> None:
         if g.shape != w.shape:
             raise Broken(f"{what} has shape {list(g.shape)}, not {list(w.shape)}: {meaning}")
         with np.errstate(all="ignore"):
-            wrong = ~((np.abs(g - w) <= b) | (g == w) | ~np.isfinite(np.broadcast_to(b, g.shape)))
+            alike = (np.abs(g - w) <= b) | (g == w) | ((g != g) & (w != w))
+            wrong = ~(alike | ~np.isfinite(np.broadcast_to(b, g.shape)))
         if wrong.any():
             raise Broken(f"{what} differs{where(g, w, wrong)}: {meaning}")
 
@@ -104,8 +106,8 @@ def near(got: Any, want: Any, eps: float = 256) -> Any:
     def bound(g: Any, w: Any) -> Any:
         if not _inexact(w.dtype):
             return 0.0
-        with np.errstate(all="ignore"):
-            return eps * float(jnp.finfo(w.dtype).eps) * np.max(np.abs(_wide(w)), initial=float(jnp.finfo(w.dtype).tiny))
+        info, size = jnp.finfo(w.dtype), np.abs(_wide(w))
+        return eps * float(info.eps) * np.max(size[np.isfinite(size)], initial=float(info.tiny))
 
     return jax.tree.map(bound, got, want)
 
@@ -184,7 +186,7 @@ def differentiable(args: Sequence[Any]) -> list[int]:
 
 
 def tangent(tree: Any, seed: int, ct: bool = False) -> Any:
-    """A tangent (or cotangent) of each value of a pytree, of ordinary size."""
+    """A tangent (or cotangent) of each value of a pytree, with entries of up to 1."""
     rng = np.random.default_rng(seed)
 
     def make(x: Any) -> Any:
