@@ -139,12 +139,20 @@ def _as_values(x: Any) -> Values:
 
 def _op_subject(op: Op, impl: Any, examples: Any, owner: Any) -> Subject:
     if examples is None:
-        name = f"{op.name}{impl}" if len(op.impls) > 1 else op.name
+        name = op.name
+        if len(op.impls) > 1:
+            short = [_short(i) for i in op.impls]
+            name += _short(impl) if short.count(_short(impl)) == 1 else str(impl)
         return Subject("op", name, op, lambda o: _draw.calls_of(op, impl, o, {}, owner))
     as_call = functools.partial(_as_call, op)
     if isinstance(examples, hypothesis.strategies.SearchStrategy):
         return Subject("op", op.name, op, lambda o: examples.map(as_call))
     return Subject("op", op.name, op, lambda o: None, tuple(map(as_call, examples)))
+
+
+def _short(impl: Any) -> str:
+    """The classes of the operands."""
+    return "(" + ", ".join("|".join(getattr(p.cls, "__name__", str(p.cls)) for p in ps) for ps in impl.operands) + ")"
 
 
 def _as_call(op: Op, x: Any) -> Call:
