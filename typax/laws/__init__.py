@@ -16,7 +16,7 @@ except ImportError as e:
 from typax.laws import identity, mapping, tangents, ops, derivatives, batching, sharding  # isort: skip
 from typax.laws._draw import operands, values
 from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
-from typax.laws._run import Cell, Result, Subject, check, check_cell, pairs, subjects
+from typax.laws._run import Cell, Result, Subject, check, check_cell, concerns, pairs, settled, subjects
 
 __all__ = [
     "LAWS",
@@ -30,8 +30,10 @@ __all__ = [
     "Values",
     "check",
     "check_cell",
+    "concerns",
     "operands",
     "pairs",
+    "settled",
     "subjects",
     "values",
 ]

@@ -24,8 +24,9 @@ from hypothesis.errors import UnsatisfiedAssumption
 
 from typax import _axes, _jax
 from typax._axes import Axis
-from typax._type import MISSING, typing_tree
+from typax._type import MISSING, dense_type, typing_tree
 from typax._value import Value
+from typax.laws._calls import reference
 from typax.laws._law import Call, NotApplicable, Values
 from typax.laws._values import stacked
 from typax.quantized import QArray
@@ -115,7 +116,22 @@ def calls_of(draw: Any, op: Any, impl: Any, o: _Options, narrow: Mapping[str, An
     if impl.any_static:
         raise NotApplicable("its statics are parameters of a primitive; give examples: examples={op: ...}")
     first, *others = zip(*rows, strict=True)
-    return Call(op, tuple(first), tuple(map(tuple, others)), statics)
+    call = Call(op, tuple(first), tuple(map(tuple, others)), statics)
+    if not _fits(call):
+        reject()
+    return call
+
+
+def _fits(call: Call) -> bool:
+    """Whether the reference takes what the operands stand for: what it refuses is no example."""
+    try:
+        ref = reference(call)
+        jax.eval_shape(ref, *(jax.tree.map(lambda x: dense_type(_jax.typeof(x)), a) for a in call.args))
+    except (TypeError, ValueError):
+        return False
+    except NotApplicable:
+        pass
+    return True
 
 
 _EMPTY = inspect.Parameter.empty
@@ -150,6 +166,9 @@ def _draw_operand(draw: Any, o: _Options, pats: Any, sizes: Any, dtypes: Any, wh
             dtype = next((d for d in FLOATS if d in p.dtypes), None)
         vs = _draw_values(draw, cls, o, shape, dtype, batch, 3, {})
         _bind(p.axes, tuple(vs[0].shape) if p.axes else (), sizes)
+        if p.axes is None:  # a bare class: its axes have the names that it gives them
+            for name, axis in vs[0]._type.bindings.items():
+                sizes.setdefault(name, axis.size)
         if vs[0]._type.decl.stands_for is not None:
             dtypes.setdefault("float", jnp.dtype(vs[0].dtype).name)
         return vs
@@ -165,7 +184,7 @@ def _hi_shape(draw: Any, o: _Options, cls: Any, axes: Any, sizes: dict[str, Any]
     """What is known of the shape of an operand of a class, and of its batch axes."""
     stands_for = cls._declaration.stands_for
     if axes is None or stands_for is None:
-        return None, None if axes is None else ()
+        return None, None if axes is None and cls._declaration.stackable else ()
     lead = axes.rank - stands_for.axes.rank
     if lead >= 0 and all(d.name is not None for d in stands_for.axes.dims):
         return _shape(draw, o, axes, sizes), None

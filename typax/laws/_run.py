@@ -86,15 +86,19 @@ class Result:
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(x.ljust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         lines.insert(1, "  ".join("-" * w for w in widths))
+        return "\n".join([*lines, *self.reasons()])
+
+    def reasons(self) -> list[str]:
+        """A line for each broken law, and for why laws have nothing to say."""
+        lines = []
         for c in self.failures:
             lines += ["", f"FAIL {c.law} of {c.subject}: {c.why}", f"     example: {c.example}"]
         skipped = [c for c in self.cells if c.status == "not applicable"]
         reasons = dict.fromkeys((c.subject, c.why) for c in skipped)
-        if reasons:
-            lines.append("")
+        lines += [""] if reasons else []
         for s, why in reasons:
             lines.append(f"-    {', '.join(c.law for c in skipped if (c.subject, c.why) == (s, why))} of {s}: {why}")
-        return "\n".join(lines)
+        return lines
 
 
 # --- subjects ------------------------------------------------------------------------------------------------------
@@ -114,12 +118,13 @@ def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> 
         if own is not None:
             out.append(_op_subject(op, None, own, cls))
             continue
-        mine = [i for i in impls if cls is None or len(impls) == 1 or _concerns(i, cls)]
+        mine = [i for i in impls if cls is None or len(impls) == 1 or concerns(i, cls)]
         out += [_op_subject(op, i, None, cls) for i in mine]
     return out
 
 
-def _concerns(impl: Any, cls: Any) -> bool:
+def concerns(impl: Any, cls: Any) -> bool:
+    """Whether an implementation takes a value of the class."""
     return any(isinstance(p.cls, type) and issubclass(p.cls, cls) for ps in impl.operands for p in ps)
 
 
