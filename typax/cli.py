@@ -45,7 +45,9 @@ def main() -> None:
 @click.option("--examples", help="MODULE:NAME of examples, as typax.laws.check takes them.")
 @click.option("--max-examples", default=2, show_default=True, help="Examples beside a plain, a stacked and an edge case.")
 @click.option("--json", "as_json", is_flag=True, help="Print the cells as JSON.")
-def check(target: str, ops: tuple[str, ...], names: tuple[str, ...], examples: str | None, max_examples: int, as_json: bool) -> None:
+def check(
+    target: str, ops: tuple[str, ...], names: tuple[str, ...], examples: str | None, max_examples: int, as_json: bool
+) -> None:
     """Check a type, and the ops on it, against the laws."""
     flag = "--xla_force_host_platform_device_count"
     if flag not in os.environ.get("XLA_FLAGS", ""):  # read when JAX looks for its devices
@@ -102,9 +104,15 @@ def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> lis
     if isinstance(target, Op):
         return laws.subjects(None, [target, *(own_ops if ops else ())], examples)
     if name:
-        mine = own_ops if ops else [op for op in own_ops if any(laws.concerns(i, target) for i in op.impls) or _gives(op, target)]
+        mine = (
+            own_ops
+            if ops
+            else [op for op in own_ops if any(laws.concerns(i, target) for i in op.impls) or _gives(op, target)]
+        )
         return laws.subjects(target, mine, examples)
-    classes = [c for c in members.values() if isinstance(c, type) and issubclass(c, Value) and c.__module__ == space.__name__]
+    classes = [
+        c for c in members.values() if isinstance(c, type) and issubclass(c, Value) and c.__module__ == space.__name__
+    ]
     found = [s for c in classes for s in laws.subjects(c, (), examples)]
     return found + laws.subjects(None, own_ops, examples)
 
@@ -125,7 +133,9 @@ def _run(todo: list[tuple[laws.Law, laws.Subject]], max_examples: int) -> list[l
                 cells.append(laws.check_cell(law, subject, max_examples))
             progress.update(task, advance=1)
             if not console.is_terminal:
-                console.print(f"{i + 1}/{len(todo)} {law.name} of {subject.name}: {cells[-1].status}", markup=False, soft_wrap=True)
+                console.print(
+                    f"{i + 1}/{len(todo)} {law.name} of {subject.name}: {cells[-1].status}", markup=False, soft_wrap=True
+                )
     return cells
 
 

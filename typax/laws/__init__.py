@@ -9,7 +9,7 @@ import this package; it needs the extra ``typax[laws]``.
 """
 
 try:
-    import hypothesis as _  # noqa: F401
+    import hypothesis as _
 except ImportError as e:
     raise ImportError("typax.laws needs hypothesis: pip install 'typax[laws]'") from e
 

@@ -103,7 +103,9 @@ def directional(call: Call, which: Sequence[int], tangents: Sequence[Any]) -> tu
     """
     move = dict(zip(which, tangents, strict=True))
     by_op = call.op.reference is None
-    if by_op and not all(by_components(_jax.typeof(x)) or not _jax.is_hi_value(x) for i in which for x in _leaves(call.args[i])):
+    if by_op and not all(
+        by_components(_jax.typeof(x)) or not _jax.is_hi_value(x) for i in which for x in _leaves(call.args[i])
+    ):
         raise NotApplicable("the op has no reference, and its operands do not move by components")
     f = on_dense(call) if by_op else reference(call)
 
@@ -130,7 +132,9 @@ def _leaves(x: Any) -> list[Any]:
 
 def _moved(x: Any, t: Any, h: float) -> Any:
     """A value moved by ``h t``: by its components, or what it stands for."""
-    return jax.tree.map(lambda x, t: _move(x, t, h), x, jax.tree.structure(x).unflatten(jax.tree.structure(x).flatten_up_to(t)))
+    return jax.tree.map(
+        lambda x, t: _move(x, t, h), x, jax.tree.structure(x).unflatten(jax.tree.structure(x).flatten_up_to(t))
+    )
 
 
 def _move(x: Any, t: Any, h: float) -> Any:

@@ -33,16 +33,17 @@ from typax.quantized import QArray
 
 FLOATS = ("float32", "bfloat16", "float16")
 OTHERS = ("int32", "int8", "int16", "uint8", "uint16", "uint32", "bool", "complex64", "prng_key")
-NASTY = (0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1.0)
+NASTY = (np.nan, 0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1.0)
 
 
 class _Options(typing.NamedTuple):
-    """What an example may be: ``plain`` (the simplest only), ``batched``, ``edges`` (sizes 0 and 1, nasty values), or all."""
+    """What an example may be: ``plain`` (the simplest only), ``batched``, ``edges`` (sizes 1, NaN), ``empty``, or any."""
 
     profile: str = "any"
     tame: bool = False
     smooth: bool = False
     even: bool = False
+    nth: int = 0  # which of the values of one example: they differ
 
     @property
     def simple(self) -> bool:
@@ -177,7 +178,7 @@ def _draw_operand(draw: Any, o: _Options, pats: Any, sizes: Any, dtypes: Any, wh
     shape = _shape(draw, o, p.axes, sizes)
     usual = dtypes.get("float")
     dtype = usual if p.dtypes and usual in p.dtypes and len(p.dtypes) > 1 else _dtype(draw, o, p.dtypes, dtypes)
-    return [_array(draw, o, shape, dtype) for _ in range(3)]
+    return [_array(draw, o._replace(nth=nth), shape, dtype) for nth in range(3)]
 
 
 def _hi_shape(draw: Any, o: _Options, cls: Any, axes: Any, sizes: dict[str, Any]) -> tuple[Any, Any]:
@@ -229,7 +230,8 @@ def _size(draw: Any, o: _Options, k: int) -> int:
     if o.even:
         return draw(st.sampled_from([4, 2]))
     own = 2 + k % 4
-    return own if o.simple else draw(st.sampled_from([1, 0, own, own + 1] if o.profile == "edges" else [own, 1, 0, own + 1]))
+    first = {"edges": 1, "empty": 0}.get(o.profile, own)
+    return own if o.simple else draw(st.sampled_from([first, *({own, 1, 0, own + 1} - {first})]))
 
 
 def _batch(draw: Any, o: _Options) -> tuple[int, ...]:
@@ -249,22 +251,28 @@ def _dtype(draw: Any, o: _Options, admitted: Any, drawn: dict[Any, str]) -> str:
     if admitted not in drawn:
         able = [d for d in (*FLOATS, *OTHERS) if admitted is None or d in admitted] or list(admitted)
         able = [d for d in able if o.tame is False or d in FLOATS or not set(able) & set(FLOATS)]
+        able = able[1:] + able[:1] if o.profile == "edges" and not o.smooth else able
         drawn[admitted] = able[0] if o.simple or o.smooth else draw(st.sampled_from(able))
     return drawn[admitted]
 
 
 def _array(draw: Any, o: _Options, shape: tuple[int, ...], dtype: Any) -> Any:
     seed = draw(st.integers(0, 2**16))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, o.nth])
     if dtype == "prng_key":
-        keys = jax.random.split(jax.random.key(seed), int(np.prod(shape)))
+        keys = jax.random.split(jax.random.key(seed + o.nth), int(np.prod(shape)))
         return keys.reshape(shape)
     d = jnp.dtype(dtype)
     size = int(np.prod(shape))
     if jnp.issubdtype(d, jnp.inexact):
-        plain = (np.arange(size) % 7 - 2.5) * 0.25 if seed == 0 else rng.uniform(0.25, 1.5, size) * rng.choice([-1, 1], size)
+        plain = (
+            (np.arange(size) % 7 - 2.5) * 0.3 * (1 + o.nth)
+            if seed == 0
+            else rng.uniform(0.25, 1.5, size) * rng.choice([-1, 1], size)
+        )
         if not o.tame and size:
-            for bad in draw(st.lists(st.sampled_from(NASTY), max_size=3)) if not o.simple else ():
+            least = int(o.profile == "edges")
+            for bad in draw(st.lists(st.sampled_from(NASTY), min_size=least, max_size=3)) if not o.simple else ():
                 plain[rng.integers(size)] = bad
         if jnp.issubdtype(d, jnp.complexfloating):
             plain = plain + 1j * np.roll(plain, 1)
@@ -319,7 +327,8 @@ def _draw_values(
         source = next(c for c in decl.components if c.name == decl.dtype_from)
         drawn[source.patterns[0].dtypes] = jnp.dtype(dtype).name
     made = []
-    for _ in range(count):
+    for nth in range(count):
+        o = o._replace(nth=nth) if count > 1 else o
         stackable = decl.stackable or not batch
         parts = []
         for _ in range(1 if stackable else int(np.prod(batch))):
@@ -382,7 +391,9 @@ def _static(draw: Any, cls: Any, s: Any, o: _Options, dtype: Any, given: Mapping
         if isinstance(s.default, enum.Enum) and not o.simple:
             return draw(st.sampled_from([s.default, *type(s.default)]))
         return s.default
-    hint = next((vars(b)["__annotations__"][s.name] for b in cls.__mro__ if s.name in vars(b).get("__annotations__", {})), None)
+    hint = next(
+        (vars(b)["__annotations__"][s.name] for b in cls.__mro__ if s.name in vars(b).get("__annotations__", {})), None
+    )
     hint = {"int": int, "bool": bool, "float": float, "str": str}.get(hint, hint) if isinstance(hint, str) else hint
     if hint is int:
         return 2 + len(decl.statics) if o.simple else draw(st.integers(1, 4))
@@ -430,5 +441,3 @@ def _elements(draw: Any, o: _Options) -> tuple[Any, ...]:
     more = [_array(draw, o, (2,), d) for d in ("float32", "int32")]
     n = 2 if o.simple else draw(st.integers(0, 2))
     return (*first, *more[:n])
-
-

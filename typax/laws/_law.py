@@ -24,8 +24,8 @@ class NotApplicable(Exception):
 class Law:
     """A named property of types (``kind="type"``) or ops (``kind="op"``).
 
-    ``check(subject, example)`` takes a class and `Values`, or an op and a `Call`.  ``tame`` laws are checked on finite values
-    of ordinary size only; ``smooth`` ones on float32 too; ``even`` ones on axes that two devices can share.
+    ``check(subject, example)`` takes a class and `Values`, or an op and a `Call`.  ``tame`` laws are checked on finite
+    values of ordinary size only; ``smooth`` ones on float32 only; ``even`` ones on axes that two devices can share.
     """
 
     name: str

@@ -1,10 +1,11 @@
 """Run laws on examples: hypothesis draws and shrinks them, a result tells what held.
 
-    profile   examples of each law
-    plain     the simplest one: sizes that differ, ordinary numbers
-    batched   the same, stacked
-    edges     sizes 0 and 1, every dtype, nasty numbers
-    any       ``max_examples`` more
+profile   examples of each law
+plain     the simplest one: sizes that differ, ordinary numbers
+batched   the same, stacked
+edges     sizes of 1, another dtype, NaN
+empty     sizes of 0
+any       ``max_examples`` more
 """
 
 import functools
@@ -26,7 +27,7 @@ from typax.laws import _draw
 from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
 from typax.laws._values import lowered, types
 
-PROFILES = ("plain", "batched", "edges", "any")
+PROFILES = ("plain", "batched", "edges", "empty", "any")
 SHRINKS = 25  # examples on which a broken law is tried again, to find a small one
 
 
@@ -294,7 +295,8 @@ def check(
       laws: the names of laws (default: all).
       examples: a strategy or a list of values of ``cls``; or a dict of such, by class and by op. An example of an op is a
         tuple of operands, or a pair of such a tuple and a dict of statics.
-      max_examples: how many examples hypothesis draws of any kind, after one that is plain, one stacked, and one of edge cases.
+      max_examples: how many examples hypothesis draws of any kind, after one that is plain, one
+        stacked, one of sizes 1 that holds NaN, and one that is empty.
       progress: called with each cell when it is done, with its number and that of all.
 
     Returns:

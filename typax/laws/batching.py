@@ -43,7 +43,10 @@ def batch_is_loop(op: Any, call: Call) -> None:
         places = {0} | ({max(_last_axis(call.args[i]) for i in mapped)} if len(mapped) == count or count == 1 else set())
         for place in places:
             axes = [min(place, _last_axis(x)) if i in mapped else None for i, x in enumerate(call.args)]
-            args = [x if a is None else stacked([r[i] for r in call.all], a) for i, (x, a) in enumerate(zip(call.args, axes, strict=True))]
+            args = [
+                x if a is None else stacked([r[i] for r in call.all], a)
+                for i, (x, a) in enumerate(zip(call.args, axes, strict=True))
+            ]
             specs = [None if a is None else _specs(x, a) for x, a in zip(args, axes, strict=True)]
             out = jax.vmap(call.run, in_axes=tuple(specs), axis_size=n)(*args)
             _against(f"vmap over operands {list(mapped)} along axes {axes}", meaning(out), loop)

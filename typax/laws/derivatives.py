@@ -48,7 +48,7 @@ def vjp_differences(op: Any, call: Call) -> None:
         got, size = inner(g, opened(x, ts[0]))
         if abs(got - want) > allowed + 1e-3 * size:
             raise Broken(
-                f"along a direction of operand {at} the reference changes by {want:.6g}, but its gradient predicts {got:.6g}: "
+                f"along a direction of operand {at} the reference changes by {want:.6g}, its gradient predicts {got:.6g}: "
                 "reverse mode is wrong"
             )
 
@@ -87,7 +87,9 @@ def operand_gradients(op: Any, call: Call) -> None:
     g1, g2 = gradients(one, args, every), gradients(two, args, every)
     for i in every if len(args) > 1 else ():
         alone = gradients(one, args, [i])
-        same_gradients("the gradient by one operand alone", alone, [g1[i]], [which[i]], "it depends on what else is differentiated")
+        same_gradients(
+            "the gradient by one operand alone", alone, [g1[i]], [which[i]], "it depends on what else is differentiated"
+        )
     both = gradients(lambda *xs: one(*xs) + two(*xs), args, every)
     total = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(g1, g2, strict=True)]
     same_gradients("the gradient of a value that is used twice", both, total, which, "contributions are not summed")
@@ -115,7 +117,9 @@ def rules_by_hand(op: Any, call: Call) -> None:
             if rules.keys() & {"jvp", "lin"}:
                 some = [t if i == j else jax.tree.map(lambda a: a * 0, t) for j, t in enumerate(ts)] if len(args) > 1 else ts
                 got, want = forward(f, args, some), forward(g, args, some)
-                close(f"the tangent by operand {which[i]}", got, want, near(got, want), "a rule by hand is not the derivative")
+                close(
+                    f"the tangent by operand {which[i]}", got, want, near(got, want), "a rule by hand is not the derivative"
+                )
         got, want = (gradients(scalar(h, args), args, every) for h in (f, g))
         same_gradients("the gradient", got, want, which, "a rule by hand is not the derivative")
     if "batch" in rules:
@@ -126,4 +130,10 @@ def rules_by_hand(op: Any, call: Call) -> None:
         close("the mapped op", got, want, near(got, want), "a batching rule by hand is not the loop")
         for i in range(n):
             each = meaning(plain.run(*sliced(many, i, n)))
-            close(f"element {i} of the mapped op", sliced(got, i, n), each, near(got, got), "a batching rule by hand is not the loop")
+            close(
+                f"element {i} of the mapped op",
+                sliced(got, i, n),
+                each,
+                near(got, got),
+                "a batching rule by hand is not the loop",
+            )

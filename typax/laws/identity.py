@@ -42,7 +42,9 @@ def equality(cls: Any, example: Values) -> None:
     ty = _jax.typeof(example.value)
     for other in (_jax.typeof(x) for x in (*example.others, raised(ty, lowered(example.value)))):
         if ty != other or other != ty:
-            raise Broken(f"the types of two values alike, {ty} and {other}, differ: every call of a jitted function compiles")
+            raise Broken(
+                f"the types of two values alike, {ty} and {other}, differ: every call of a jitted function compiles"
+            )
         if hash(ty) != hash(other):
             raise Broken(f"equal types {ty} have the hashes {hash(ty)} and {hash(other)}: caches do not find them")
 
@@ -73,7 +75,10 @@ def other_types(ty: Any) -> list[Any]:
         if isinstance(leaf, _jax.ShapedArray):
             near = [_jax.ShapedArray((*leaf.shape[:-1], leaf.shape[-1] + 1), leaf.dtype)] if leaf.shape else []
             dtype = jnp.float16 if leaf.dtype != jnp.float16 else jnp.float32
-            out += [ty.with_leaves([*ty.leaves[:i], a, *ty.leaves[i + 1 :]]) for a in (*near, leaf.update(dtype=jnp.dtype(dtype)))]
+            out += [
+                ty.with_leaves([*ty.leaves[:i], a, *ty.leaves[i + 1 :]])
+                for a in (*near, leaf.update(dtype=jnp.dtype(dtype)))
+            ]
     return out
 
 
@@ -103,7 +108,9 @@ def printing(cls: Any, example: Values) -> None:
         for s, v in zip(ty.decl.statics, ty.statics, strict=True):
             for o in _other(v):
                 if s.name != "dtype" and str(ty.with_statics(**{s.name: o})) == text:
-                    raise Broken(f"types that differ in the static {s.name} both print as {text}: errors would not tell them apart")
+                    raise Broken(
+                        f"types that differ in the static {s.name} both print as {text}: errors would not tell them apart"
+                    )
     if not isinstance(repr(example.value), str):
         raise Broken("repr(v) is no string")
 
@@ -129,7 +136,9 @@ def _same_host(what: str, got: Any, want: Any) -> None:
     same(what, got, want, "it does not survive a checkpoint")
 
 
-@law("type", "What a value stands for is of the declared shape and dtype, and that of a stack is the stack of those of each.")
+@law(
+    "type", "What a value stands for is of the declared shape and dtype, and that of a stack is the stack of those of each."
+)
 def dense_declared(cls: Any, example: Values) -> None:
     v = example.value
     ty = _jax.typeof(v)

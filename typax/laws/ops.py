@@ -30,7 +30,9 @@ def result_type(op: Any, call: Call) -> None:
     produced = jax.tree.map(_jax.typeof, out)
     for d, p, x in zip(result_types(call), jax.tree.leaves(produced), jax.tree.leaves(out), strict=True):
         if plain_type(d) != plain_type(p):
-            raise Broken(f"traced, the result is of type {d}, but it is of type {p}: programs compiled for it would be wrong")
+            raise Broken(
+                f"traced, the result is of type {d}, but it is of type {p}: programs compiled for it would be wrong"
+            )
         for lo, a in zip(d.lo_ty() if _jax.is_hi(d) else [d], lowered(x), strict=True):
             if (tuple(lo.shape), lo.dtype) != (tuple(a.shape), a.dtype):
                 raise Broken(f"an array of the result {d} is {_jax.typeof(a)}, not {lo}: it would be read wrongly")
@@ -76,7 +78,9 @@ def jit_is_eager(op: Any, call: Call) -> None:
         got = meaning(f(*args))
         close("the result under jit", got, w, near(got, w, 16), "compiled programs compute something else")
     if traces != 1:
-        raise Broken(f"a jitted function of {show(jax.tree.map(_jax.typeof, call.args))} is traced {traces} times: it compiles anew")
+        raise Broken(
+            f"a jitted function of {show(jax.tree.map(_jax.typeof, call.args))} is traced {traces} times: it compiles anew"
+        )
 
 
 @law("op", "A checkpointed op has the results, and gradients, that it has without.", tame=True)
@@ -100,4 +104,9 @@ def dead_code(op: Any, call: Call) -> None:
         jaxpr = jax.jit(lambda *xs, i=i: jax.tree.leaves(call.run(*tree.unflatten(xs)))[i]).trace(*flat).jaxpr
         small, used = _jax.dce(jaxpr)
         (got,) = _jax.eval_jaxpr_fun(small)(*(x for x, u in zip(flat, used, strict=True) if u))
-        close(f"result {i} alone", *map(meaning, (got, w)), near(*map(meaning, (got, w)), 16), "dead code changes what is alive")
+        close(
+            f"result {i} alone",
+            *map(meaning, (got, w)),
+            near(*map(meaning, (got, w)), 16),
+            "dead code changes what is alive",
+        )

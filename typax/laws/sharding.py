@@ -53,7 +53,9 @@ def _where(x: Any, what: str) -> None:
         spec = a.sharding.spec
         real = (*spec, *(None,) * (a.ndim - len(spec)))
         if real != _jax.partition(want):
-            raise Broken(f"{what} is of type {ty}, so that its array {i} is {want}, but it lies as {real}: data moves unseen")
+            raise Broken(
+                f"{what} is of type {ty}, so that its array {i} is {want}, but it lies as {real}: data moves unseen"
+            )
 
 
 @law("type", "The arrays of a sharded value lie where its type says, and it stands for what it stood for.", even=True)
@@ -80,7 +82,12 @@ def sharded_values(cls: Any, example: Values) -> None:
         raise NotApplicable(f"it cannot be sharded: {refused}")
 
 
-@law("op", "The arrays of a result lie where its type says, and a sharded call gives what a whole one gives.", tame=True, even=True)
+@law(
+    "op",
+    "The arrays of a result lie where its type says, and a sharded call gives what a whole one gives.",
+    tame=True,
+    even=True,
+)
 def sharded_calls(op: Any, call: Call) -> None:
     want, found, refused = meaning(call.run(*call.args)), 0, ""
     with devices():
@@ -102,9 +109,13 @@ def sharded_calls(op: Any, call: Call) -> None:
                 for a, r in zip(traced, jax.tree.leaves(out), strict=True):
                     for lo, x in zip(a.lo_ty() if _jax.is_hi(a) else [a], lowered(r), strict=True):
                         if _jax.partition(lo) != _jax.partition(_jax.typeof(x)):
-                            raise Broken(f"traced, the result is {a}, but its arrays are {_jax.typeof(x)}: data moves unseen")
+                            raise Broken(
+                                f"traced, the result is {a}, but its arrays are {_jax.typeof(x)}: data moves unseen"
+                            )
                 got = meaning(out)
-                close(f"the result, with operand {k} placed by {parts},", got, want, near(got, want, 64), "sharding changes it")
+                close(
+                    f"the result, with operand {k} placed by {parts},", got, want, near(got, want, 64), "sharding changes it"
+                )
     if not found:
         raise NotApplicable(f"no sharded call is admitted: {refused}" if refused else "no operand can be sharded")
 
@@ -127,8 +138,12 @@ def shard_map(cls: Any, example: Values) -> None:
         same = jax.jit(jax.shard_map(lambda v: v, in_specs=spec, out_specs=spec))(w)
         if _jax.typeof(same).normalize() != _jax.typeof(w).normalize():
             raise Broken(f"a value of type {_jax.typeof(w)} comes out of a shard_map as {_jax.typeof(same)}")
-        close("the identity in a shard_map", meaning(same), want, near(want, want, 4), "devices see other parts than their own")
+        close(
+            "the identity in a shard_map", meaning(same), want, near(want, want, 4), "devices see other parts than their own"
+        )
         if not _jax.is_hi(ty.to_tangent_aval()) and ty.to_tangent_aval().dtype != _jax.float0:
             total = lambda g: jax.jit(jax.grad(lambda v: jnp.sum(jnp.sin(g(v).astype("float32")))))
             a, b = total(f)(w), total(dense)(v)
-            close("the gradient through a shard_map", a, b, near(a, b, 16), "devices do not see their own part of a gradient")
+            close(
+                "the gradient through a shard_map", a, b, near(a, b, 16), "devices do not see their own part of a gradient"
+            )

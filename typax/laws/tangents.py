@@ -32,7 +32,9 @@ def tangent_types(cls: Any, example: Values) -> None:
     ty = _jax.typeof(example.value)
     t, ct = ty.to_tangent_aval(), ty.to_ct_aval()
     if t.to_tangent_aval() != t:
-        raise Broken(f"tangents of {ty} are {t}, whose own tangents are {t.to_tangent_aval()}: second derivatives have no type")
+        raise Broken(
+            f"tangents of {ty} are {t}, whose own tangents are {t.to_tangent_aval()}: second derivatives have no type"
+        )
     if ct.to_tangent_aval() != ct:
         raise Broken(f"cotangents of {ty} are {ct}, whose own tangents are {ct.to_tangent_aval()}: they could not be summed")
     if ty.to_tangent_aval() != t:
@@ -74,7 +76,9 @@ def tangent_zero(cls: Any, example: Values) -> None:
 @law("type", "Cotangents add in any order.", tame=True)
 def tangent_sum(cls: Any, example: Values) -> None:
     ct, (a, b, c) = _tangents(example.value)
-    _agree("a + b, against b + a,", example.value, _add(ct, a, b), _add(ct, b, a), "gradients depend on the order of a program")
+    _agree(
+        "a + b, against b + a,", example.value, _add(ct, a, b), _add(ct, b, a), "gradients depend on the order of a program"
+    )
     if _rounds(_jax.typeof(example.value)):
         return
     left, right = _add(ct, _add(ct, a, b), c), _add(ct, a, _add(ct, b, c))
@@ -94,7 +98,9 @@ def retract_zero(cls: Any, example: Values) -> None:
         raise Broken(f"retract(v, 0) is of type {got}, not {ty}: an update changes the type of a parameter")
     again = _by_zero(first)
     here, there, last = (jax.tree.leaves(meaning(x)) for x in (v, first, again))
-    close("retract(v, 0) of what retract(v, 0) gave", last, there, near(last, there, 8), "parameters drift without gradients")
+    close(
+        "retract(v, 0) of what retract(v, 0) gave", last, there, near(last, there, 8), "parameters drift without gradients"
+    )
     half = [0.5 * float(jnp.max(jnp.abs(x), initial=0)) if _inexact(x.dtype) else 0.0 for x in here]
     close("retract(v, 0)", there, here, half, "an update by zero loses the parameter")
 
