@@ -232,8 +232,10 @@ OPS = {
     ),
     "a bound that is too tight": (lambda: product(within=0), "agrees-with-reference", "computes something else"),
     "a tangent doubled": (lambda: product(def_jvp=jvp_of(lambda a, b: 2 * (a + b))), "jvp-differences", "forward mode"),
-    "a tangent sign-flipped": (lambda: product(def_jvp=jvp_of(lambda a, b: a - b)), "rules-by-hand", "not the derivative"),
-    "a tangent dropped": (lambda: product(def_jvp=jvp_of(lambda a, b: a)), "vjp-differences|jvp-differences", "mode is wrong"),
+    "a tangent sign-flipped": (lambda: product(def_jvp=jvp_of(lambda a, b: a - b)), "rules-by-hand", "derivative"),
+    "a tangent dropped": (
+        lambda: product(def_jvp=jvp_of(lambda a, b: a)), "vjp-differences|jvp-differences", "mode is wrong",
+    ),
     "a cotangent sign-flipped": (lambda: product(def_vjp=vjp_of(flip=-1.0)), "vjp-differences", "reverse mode"),
     "a residual of the wrong sign": (lambda: product(def_vjp=vjp_of(True)), "rules-by-hand", "not the derivative"),
     "modes that disagree": (
@@ -241,7 +243,7 @@ OPS = {
     ),
     "a batch reversed": (lambda: product(def_batch=batch_of(lambda y: y[::-1])), "batch-is-loop", "each for itself"),
     "a batch that broadcasts its first": (
-        lambda: product(def_batch=batch_of(lambda y: jnp.broadcast_to(y[:1], y.shape))), "scan-is-loop|batch-is-loop", "itself",
+        lambda: product(def_batch=batch_of(lambda y: jnp.broadcast_to(y[:1], y.shape))), "batch-is-loop", "each for itself",
     ),
     "a batching rule by hand that sums": (
         lambda: product(def_batch=batch_of(lambda y: y * 0 + y.sum(0))), "rules-by-hand", "not the loop",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,7 +16,10 @@ from jaxtyping import Array, Float, Float32, UInt8
 import typax.laws as laws
 from typax import QArray, Value, matmul, quantize
 from typax.cli import main
+from typax.lowrank import LowRank
 from typax.quantized import QColumns, transpose
+from typax.sums import Sum
+from typax.tup import Tup
 
 
 class Rank1(Value, name="r1", tangent="componentwise"):
@@ -27,17 +30,19 @@ class Rank1(Value, name="r1", tangent="componentwise"):
         return self.u[..., :, None] * self.v[..., None, :]
 
 
-class Tup(Value, name="Tup"):
-    elts: tuple[Any, ...]
+SOME = ["raise-lower", "dense-declared", "rank-change", "dense-of-stack", "scan-slices"]
 
 
-@pytest.mark.typax_laws(QArray, ops=[quantize, matmul], max_examples=0)
+@pytest.mark.typax_laws(QArray, ops=[quantize, (matmul, matmul.impls[0])], max_examples=0)
 def test_shipped_types(law):
     law()
 
 
-@pytest.mark.typax_laws(QColumns, max_examples=0, laws=["raise-lower", "dense-declared", "dense-of-stack", "scan-slices"])
-def test_shipped_columns(law):
+@pytest.mark.typax_laws(QColumns, max_examples=0, laws=SOME)
+@pytest.mark.typax_laws(LowRank, max_examples=0, laws=[*SOME, "tangent-zero", "tangent-sum", "retract-zero", "fan-out"])
+@pytest.mark.typax_laws(Sum, max_examples=0, laws=SOME)
+@pytest.mark.typax_laws(Tup, max_examples=0, laws=[*SOME, "equality", "tangent-zero", "tangent-sum", "carried"])
+def test_shipped_families(law):
     law()
 
 
@@ -189,6 +194,14 @@ def test_the_command(tmp_path, monkeypatch):
     ]:
         done = run(target)
         assert done.exit_code == 2 and says in done.stderr
+
+
+def test_the_page_lists_each_law_and_each_mutant():
+    page = (Path(__file__).parent.parent / "docs" / "laws.md").read_text()
+    for law in laws.LAWS.values():
+        assert f"| `{law.name}` | {law.statement} |" in page
+    for name, (_, names, _) in (TYPES | OPS).items():
+        assert f"| {name} | {', '.join(f'`{n}`' for n in names.split('|'))} |" in page
 
 
 def test_each_law_is_stated_in_a_sentence():

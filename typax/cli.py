@@ -97,7 +97,7 @@ def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> lis
     members = vars(space)
     if name and name not in members:
         raise click.UsageError(f"{space.__name__} has no {name}")
-    own_ops = [x for x in dict.fromkeys(v for v in members.values() if isinstance(v, Op))]
+    own_ops = list(dict.fromkeys(v for v in members.values() if isinstance(v, Op)))
     if ops:
         own_ops = [_named(space.__name__, n) for n in ops]
     target = members.get(name)

@@ -24,7 +24,8 @@ from hypothesis.errors import UnsatisfiedAssumption
 
 from typax import _axes, _jax
 from typax._axes import Axis
-from typax._type import MISSING, dense_type, typing_tree
+from typax._declaration import MISSING
+from typax._type import dense_type, typing_tree
 from typax._value import Value
 from typax.laws._calls import reference
 from typax.laws._law import Call, NotApplicable, Values
