@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import pytest
 from _mutants import OPS, TYPES, product, type_of
 from _raw import Codes, encode
-from click.testing import CliRunner
 from jaxtyping import Array, Float, Float32, UInt8
 
 import typax.laws as laws
 from typax import QArray, Value, matmul, quantize
-from typax.cli import main
+from typax._codes import QColumns, transpose
 from typax.lowrank import LowRank
-from typax.quantized import QColumns, transpose
 from typax.sums import Sum
 from typax.tup import Tup
 
@@ -175,9 +173,11 @@ def test_the_command(tmp_path, monkeypatch):
         "    return Twice(x)\n"
     )
 
+    runner, command = pytest.importorskip("click.testing").CliRunner(), pytest.importorskip("typax.cli").main
+
     def run(*args):
         monkeypatch.chdir(tmp_path)
-        return CliRunner().invoke(main, ["check", *args, "--max-examples", "0"])
+        return runner.invoke(command, ["check", *args, "--max-examples", "0"])
 
     done = run("mine.py:Twice", "--law", "raise-lower", "--law", "agrees-with-reference", "--json")
     found = json.loads(done.stdout)

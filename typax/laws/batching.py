@@ -9,13 +9,12 @@ from typax import _jax
 from typax._byhand import is_raw
 from typax.laws._law import Broken, Call, NotApplicable, law
 from typax.laws._values import close, meaning, near, spec_of, stacked
-from typax.laws.mapping import batch_axes
+from typax.laws.mapping import places
 
 
 def _last_axis(tree: Any) -> int:
     """The last place of a new batch axis in every value of an operand."""
-    tys = [_jax.typeof(x) for x in jax.tree.leaves(tree)]
-    return min((len(batch_axes(t)) if _jax.is_hi(t) else t.ndim for t in tys), default=0)
+    return min((places(_jax.typeof(x)) for x in jax.tree.leaves(tree)), default=0)
 
 
 def _specs(tree: Any, axis: int) -> Any:

@@ -12,17 +12,26 @@ from typax.laws._law import Broken, Values, law
 from typax.laws._values import close, meaning, near, same, sliced, spec_of, stacked
 
 
+def places(ty: Any) -> int:
+    """The last place where a new batch axis can come: after those that there are."""
+    if not isinstance(ty, ValueType):
+        return 0 if is_raw(ty) else int(ty.ndim)
+    if ty.has_own_axes:
+        return ty.n_batch
+    return min(map(places, ty.leaves), default=0)
+
+
 def batch_axes(ty: Any) -> list[int]:
-    """The axes along which a value can be mapped."""
+    """The axes along which a value can be mapped; those of a record are shared by all its components."""
     if isinstance(ty, ValueType):
-        return list(range(ty.n_batch if ty.has_own_axes else ty.ndim))
+        return list(range(places(ty) if ty.has_own_axes else min(places(ty), ty.ndim)))
     return []
 
 
 @law("type", "A new batch axis that is taken away again leaves the type as it was, and each array has it once.")
 def rank_change(cls: Any, example: Values) -> None:
     ty = _jax.typeof(example.value)
-    for k in range(len(batch_axes(ty)) + 1) if not is_raw(ty) else (0,):
+    for k in range(places(ty) + 1):
         spec = spec_of(ty, k)
         big = ty.inc_rank(3, spec)
         try:
@@ -59,7 +68,7 @@ def dense_of_stack(cls: Any, example: Values) -> None:
     ty = _jax.typeof(example.value)
     n = len(example.all)
     want = [jax.tree.leaves(meaning(x)) for x in example.all]
-    for k in range(len(batch_axes(ty)) + 1):
+    for k in range(places(ty) + 1):
         v = stacked(example.all, k)
         stack = [jnp.stack(xs, k) for xs in zip(*want, strict=True)]
         got = jax.tree.leaves(meaning(v))
