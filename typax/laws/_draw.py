@@ -45,6 +45,7 @@ class _Options(typing.NamedTuple):
     smooth: bool = False
     even: bool = False
     nth: int = 0  # which of the values of one example: they differ
+    makers: Any = ()  # pairs of a class and the op that makes its values of arrays
 
     @property
     def simple(self) -> bool:
@@ -300,6 +301,8 @@ def _draw_values(
     draw: Any, cls: Any, o: _Options, shape: Any, dtype: Any, batch: Any, count: int, given: Mapping[str, Any]
 ) -> list[Any]:
     decl = cls._declaration
+    if (maker := dict(o.makers).get(cls)) is not None:
+        return _made(draw, cls, maker, o, shape, batch, count)
     given = {k: v for k, v in given.items() if v is not None}
     statics = {s.name: _static(draw, cls, s, o, dtype, given) for s in decl.statics}
     sizes = {k: int(v) for k, v in statics.items() if isinstance(v, int) and not isinstance(v, bool)}
@@ -345,6 +348,19 @@ def _draw_values(
         made.append(parts[0] if stackable else _grid(parts, batch, draw))
     if shape is not None and decl.stands_for is not None and tuple(made[0].shape) != tuple(shape):
         reject()
+    return made
+
+
+def _made(draw: Any, cls: Any, maker: Any, o: _Options, shape: Any, batch: Any, count: int) -> list[Any]:
+    """Values that an op makes of arrays: a class whose components do not go with each other as they like."""
+    stands_for = cls._declaration.stands_for
+    if shape is None:
+        lead = _batch(draw, o) if batch is None else batch
+        shape = (*lead, *(d.size if d.size is not None else _size(draw, o, k) for k, d in enumerate(stands_for.axes.dims)))
+    dtype = _dtype(draw, o, stands_for.dtypes, {})
+    made = [maker(_array(draw, o._replace(nth=nth), tuple(shape), dtype)) for nth in range(count)]
+    if not isinstance(made[0], cls):
+        raise NotApplicable(f"{maker} makes no {cls.__name__}")
     return made
 
 

@@ -108,19 +108,19 @@ class Result:
 def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> list[Subject]:
     """What is checked: the class, and each implementation of each op that takes or gives a value of it.
 
-    ``examples`` are a strategy or a list of values of the class, or a dict of such, by class, op or the name of one: of an
-    op's examples each is a tuple of operands, or such a tuple and a dict of statics.
+    ``examples`` are as `check` takes them.
     """
     given = examples if isinstance(examples, Mapping) else {} if examples is None else {cls: examples}
-    out = [] if cls is None else [_type_subject(cls, given.get(cls, given.get(cls.__name__)))]
+    makers = tuple((k, v) for k, v in given.items() if isinstance(k, type) and callable(v) and not _is_strategy(v))
+    given = {k: v for k, v in given.items() if (k, v) not in makers}
+    out = [] if cls is None else [_type_subject(cls, given.get(cls), makers)]
     for item in ops:
         op, impls = (item, item.impls) if isinstance(item, Op) else (item[0], [item[1]])
-        own = given.get(op, given.get(op.name))
-        if own is not None:
-            out.append(_op_subject(op, None, own, cls))
+        if op in given:
+            out.append(_op_subject(op, None, given[op], cls, makers))
             continue
         mine = [i for i in impls if cls is None or len(impls) == 1 or concerns(i, cls)]
-        out += [_op_subject(op, i, None, cls) for i in mine]
+        out += [_op_subject(op, i, None, cls, makers) for i in mine]
     return out
 
 
@@ -129,12 +129,16 @@ def concerns(impl: Any, cls: Any) -> bool:
     return any(isinstance(p.cls, type) and issubclass(p.cls, cls) for ps in impl.operands for p in ps)
 
 
-def _type_subject(cls: Any, examples: Any) -> Subject:
+def _is_strategy(x: Any) -> bool:
+    return isinstance(x, hypothesis.strategies.SearchStrategy)
+
+
+def _type_subject(cls: Any, examples: Any, makers: Any) -> Subject:
     if examples is None:
         if not hasattr(cls, "_declaration"):
             raise TypeError(f"{cls.__name__} is written by hand, so that no examples follow; give some: examples=[...]")
-        return Subject("type", cls.__name__, cls, lambda o: _draw.examples_of(cls, o, {}))
-    if isinstance(examples, hypothesis.strategies.SearchStrategy):
+        return Subject("type", cls.__name__, cls, lambda o: _draw.examples_of(cls, o._replace(makers=makers), {}))
+    if _is_strategy(examples):
         return Subject("type", cls.__name__, cls, lambda o: examples.map(_as_values))
     return Subject("type", cls.__name__, cls, lambda o: None, tuple(map(_as_values, examples)))
 
@@ -143,15 +147,15 @@ def _as_values(x: Any) -> Values:
     return x if isinstance(x, Values) else Values(x, (x, x))
 
 
-def _op_subject(op: Op, impl: Any, examples: Any, owner: Any) -> Subject:
+def _op_subject(op: Op, impl: Any, examples: Any, owner: Any, makers: Any) -> Subject:
     if examples is None:
         name = op.name
         if len(op.impls) > 1:
             short = [_short(i) for i in op.impls]
             name += _short(impl) if short.count(_short(impl)) == 1 else str(impl)
-        return Subject("op", name, op, lambda o: _draw.calls_of(op, impl, o, {}, owner))
+        return Subject("op", name, op, lambda o: _draw.calls_of(op, impl, o._replace(makers=makers), {}, owner))
     as_call = functools.partial(_as_call, op)
-    if isinstance(examples, hypothesis.strategies.SearchStrategy):
+    if _is_strategy(examples):
         return Subject("op", op.name, op, lambda o: examples.map(as_call))
     return Subject("op", op.name, op, lambda o: None, tuple(map(as_call, examples)))
 
@@ -293,8 +297,8 @@ def check(
       ops: ops; those implementations are checked that take a value of ``cls``, or all of an op that has one. A pair of an
         op and one of its implementations is checked alone.
       laws: the names of laws (default: all).
-      examples: a strategy or a list of values of ``cls``; or a dict of such, by class and by op. An example of an op is a
-        tuple of operands, or a pair of such a tuple and a dict of statics.
+      examples: a strategy or a list of values of ``cls``, or an op that makes its values of arrays; or a dict of such, by
+        class and by op. An example of an op is a tuple of operands, or a pair of such a tuple and a dict of statics.
       max_examples: how many examples hypothesis draws of any kind, after one that is plain, one
         stacked, one of sizes 1 that holds NaN, and one that is empty.
       progress: called with each cell when it is done, with its number and that of all.
