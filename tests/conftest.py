@@ -16,6 +16,8 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+pytest_plugins = ["pytest_typax"]  # where typax is not installed, its entry point is not there
+
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 

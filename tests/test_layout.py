@@ -44,6 +44,20 @@ ORDER = [
     "tup",
     "sums",
     "",  # typax/__init__.py
+    "laws._law",
+    "laws._values",
+    "laws._calls",
+    "laws._draw",
+    "laws.identity",
+    "laws.mapping",
+    "laws.tangents",
+    "laws.ops",
+    "laws.derivatives",
+    "laws.batching",
+    "laws.sharding",
+    "laws._run",
+    "laws",
+    "cli",
 ]
 DOORS = ("_jax", "_repairs")  # what typax reads of JAX, and what it changes in it
 PRIVATE = ("jax._src", "jax.experimental.hijax")

@@ -54,8 +54,9 @@ class Op:
       NotImplementedError: when it is differentiated and has no reference.
     """
 
-    def __init__(self, reference: Any, name: str) -> None:
+    def __init__(self, reference: Any, name: str, within: Any = 8) -> None:
         self.__name__ = self.__qualname__ = self.name = name
+        self.within = within
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
         self.reference: Any = _bind_fn(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
@@ -531,7 +532,7 @@ def _unview(ty: Any, leaves: Sequence[Any], whole: bool = False) -> Any:
         return ty.decl.dense(ty.of_leaves(parts))
 
 
-def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None) -> Any:
+def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None, within: Any = 8) -> Any:
     """Make an op.
 
     ``op(reference)`` makes one of a plain array function, or of a JAX primitive, to which implementations are added by
@@ -539,18 +540,22 @@ def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None) 
     ``reference=None`` says that it has no meaning on what its operands stand for, so that it has no derivative.
 
     Positional arguments are values (arrays, hi values, pytrees of them); keyword-only ones are static.
+
+    ``within`` bounds how far the result may be from that of the reference: a number of rounding errors (of the result's
+    dtype, relative to the reference on absolute values), or a function ``within(result, *operands, **statics)`` that gives
+    the bound for each entry, to which 8 rounding errors are added. `typax.laws` checks it.
     """
     for f in (fn, reference):
         if not (f is None or f is _REFERENCE or callable(f) or isinstance(f, _jax.Primitive)):
             raise TypeError(f"typax.op takes a function or a JAX primitive, not {f!r} of type {type(f).__name__}")
     if fn is not None:
-        return Op(fn, name or getattr(fn, "__name__", None) or getattr(fn, "name", "op"))
+        return Op(fn, name or getattr(fn, "__name__", None) or getattr(fn, "name", "op"), within)
     names = _axes.scope(sys._getframe(1))
     if reference is _REFERENCE:
         raise TypeError("typax.op needs a reference: op(f), @op(reference=f) or @op(reference=None)")
 
     def decorate(impl: Callable[..., Any]) -> Op:
-        new = Op(reference, name or impl.__name__)
+        new = Op(reference, name or impl.__name__, within)
         new.__doc__ = impl.__doc__
         new.add(impl, names)
         return new

@@ -116,17 +116,18 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     for part in (*batch, *(named[n] for n in named.keys() - own)):
         _check_part(who, part)
     leaves: list[Any] = []
+    stackable = any(c.axes and c.axes.variadic for c in decl.components)  # else a stack has its batch axes everywhere
     for c in decl.components:
         if c.name in named and c.name not in axes:
             leaves += _as_specs(who, c.name, named[c.name])
         elif c.axes is None:
             raise TypeError(f"{who}: component {c.name} has no axes of its own; give its spec, {c.name}=...")
         else:
-            parts = (*(batch if c.axes.variadic else ()), *(part_of(d, named, who) for d in c.axes.dims))
+            parts = (*(batch if c.axes.variadic or not stackable else ()), *(part_of(d, named, who) for d in c.axes.dims))
             leaves.append(of_array(c.patterns[0].cls, parts))
     dense = None
     if decl.stands_for is not None:
-        lead = batch if decl.stands_for.axes.variadic else ()
+        lead = batch if decl.stands_for.axes.variadic or not stackable else ()
         dense = jax.P(*lead, *(part_of(d, named, who) for d in decl.stands_for.axes.dims))
     for spec in (dense, *leaves):
         if isinstance(spec, jax.P) and (name := twice(tuple(spec))):

@@ -1,0 +1,238 @@
+"""The laws hold of what is shipped, and say what is wrong with what is wrong."""
+
+import json
+import re
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+from _mutants import OPS, TYPES, product, type_of
+from _raw import Codes, encode
+from jaxtyping import Array, Float, Float32, UInt8
+
+import typax.laws as laws
+from gallery.packed_bits import Bits, negate, pack
+from typax import QArray, Value, matmul, quantize
+from typax._codes import QColumns, transpose
+from typax.laws._values import stacked
+from typax.lowrank import LowRank
+from typax.sums import Sum
+from typax.tup import Tup
+
+
+class Rank1(Value, name="r1", tangent="componentwise"):
+    u: Float[Array, "*batch m"]
+    v: Float[Array, "*batch n"]
+
+    def dense(self) -> Float[Array, "*batch m n"]:
+        return self.u[..., :, None] * self.v[..., None, :]
+
+
+SOME = ["raise-lower", "dense-declared", "rank-change", "dense-of-stack", "scan-slices"]
+
+
+@pytest.mark.typax_laws(QArray, ops=[quantize, (matmul, matmul.impls[0])], max_examples=0)
+def test_shipped_types(law):
+    law()
+
+
+@pytest.mark.typax_laws(QColumns, max_examples=0, laws=SOME)
+@pytest.mark.typax_laws(LowRank, max_examples=0, laws=[*SOME, "tangent-zero", "tangent-sum", "retract-zero", "fan-out"])
+@pytest.mark.typax_laws(Sum, max_examples=0, laws=SOME)
+@pytest.mark.typax_laws(Tup, max_examples=0, laws=[*SOME, "equality", "tangent-zero", "tangent-sum", "carried"])
+def test_shipped_families(law):
+    law()
+
+
+@pytest.mark.typax_laws(Rank1, max_examples=0)
+@pytest.mark.typax_laws(
+    type_of(), max_examples=0, laws=["equality", "inequality", "printing", "retract-zero", "rank-change"]
+)
+def test_types_of_ones_own(law):
+    law()
+
+
+def kill(subject, names):
+    """The first of the laws, by name, that is broken."""
+    cells = [laws.check_cell(laws.LAWS[n], subject, 1) for n in names.split("|")]
+    return next((c for c in cells if c.status == "fail"), cells[0])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_wrong_type_is_found(name):
+    make, names, says = TYPES[name]
+    (subject,) = laws.subjects(make())
+    cell = kill(subject, names)
+    assert cell.status == "fail" and re.search(says, cell.why), cell
+    assert "\n" not in cell.why and cell.example
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_wrong_op_is_found(name):
+    make, names, says = OPS[name]
+    (subject,) = laws.subjects(None, [make()])
+    cell = kill(subject, names)
+    assert cell.status == "fail" and re.search(says, cell.why), cell
+    assert "\n" not in cell.why and cell.example
+
+
+@pytest.mark.parametrize("names", sorted({names for _, names, _ in OPS.values()}))
+def test_the_op_that_they_were_made_from_is_right(names):
+    (subject,) = laws.subjects(None, [product()])
+    for name in names.split("|"):
+        assert laws.check_cell(laws.LAWS[name], subject, 0).status in ("pass", "not applicable")
+
+
+def test_a_result_is_a_table_and_failures_shrink():
+    wrong, _, _ = OPS["a component dropped"]
+    result = laws.check(None, [wrong()], laws=["agrees-with-reference", "rules-by-hand"])
+    assert not result.ok and "FAIL agrees-with-reference of product: the result, against" in str(result)
+    assert "rules-by-hand of product: no rule is written by hand" in str(result)
+    assert re.search(r"agrees-with-reference +FAIL", str(result))
+    with pytest.raises(laws.Broken, match="agrees-with-reference of product"):
+        result.raise_if_broken()
+    assert laws.check(QArray, laws="raise-lower").ok
+    with pytest.raises(ValueError, match="no law is called nonsense; the laws are raise-lower"):
+        laws.check(QArray, laws=["nonsense"])
+
+
+def test_what_could_not_be_checked_is_not_ok():
+    class Odd(Value, name="odd"):
+        x: Float32[Array, "n"]
+        table: tuple[str, ...]
+
+        def dense(self) -> Float32[Array, "n"]:
+            return self.x
+
+    result = laws.check(Odd, laws="raise-lower")
+    assert not result.ok and "no example of the static table of Odd" in str(result)
+    assert laws.check(Odd, laws="raise-lower", examples=laws.values(Odd, table=("a",))).ok
+    assert laws.check(Odd, laws="raise-lower", examples=[Odd(jnp.ones(2), ("a",))]).ok
+
+
+def test_values_are_made_by_an_op_where_components_do_not_go_together():
+    some = ["dense-declared", "agrees-with-reference", "sharded-values"]
+    result = laws.check(Bits, [negate], laws=some, examples={Bits: pack}, max_examples=0)
+    assert result.ok, str(result)
+    assert not laws.check(Bits, laws="dense-declared", max_examples=0).ok
+    v = pack(jnp.ones((4, 16), bool))
+    refused = pytest.raises(TypeError, match=r"along n by .*: no component shows that axis")
+    with jax.set_mesh(jax.make_mesh((2,), ("i",))), refused:
+        typax.reshard(v, jax.P(None, "i"))
+
+
+def test_the_stacks_of_a_class_without_batch_axes_are_partitioned():
+    class Outer(Value, name="outer"):
+        u: Float32[Array, "m"]
+        v: Float32[Array, "n"]
+
+        def dense(self) -> Float32[Array, "m n"]:
+            return self.u[:, None] * self.v
+
+    v = stacked([Outer(jnp.arange(2.0) + k, jnp.arange(3.0)) for k in range(4)])
+    with jax.set_mesh(jax.make_mesh((2,), ("i",))):
+        f = jax.shard_map(typax.dense, in_specs=Outer.P("i"), out_specs=jax.P("i"))
+        out = jax.jit(f)(typax.reshard(v, Outer.P("i")))
+    assert out.shape == (4, 2, 3) and (jax.device_get(out) == typax.dense(v)).all()
+
+
+def test_strategies_follow_from_declarations_and_are_narrowed():
+    class Blocks(Value, name="blk"):
+        q: UInt8[Array, "*batch n"]
+        s: Float32[Array, "*batch n//group"]
+        group: int
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return self.q.astype(jnp.float32) * jnp.repeat(self.s, self.group, axis=-1)
+
+    sizes, dtypes, batches = set(), set(), set()
+
+    @hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @hypothesis.given(laws.values(QArray), laws.values(Blocks), laws.values(Blocks, n=8, group=st.sampled_from([2, 4])))
+    def look(q, b, narrow):
+        sizes.update(q.shape)
+        dtypes.add(str(q.dtype))
+        batches.add(q.ndim)
+        assert b.q.shape[-1] % b.group == 0
+        assert narrow.q.shape[-1] == 8 and narrow.s.shape[-1] == 8 // narrow.group
+
+    look()
+    assert {0, 1, 2, 3} <= sizes and dtypes == {"float32", "bfloat16", "float16"} and {1, 2, 3} <= batches
+    with pytest.raises(TypeError, match="QArray has no nonsense to narrow"):
+        laws.values(QArray, nonsense=1)
+
+    @hypothesis.settings(max_examples=10, deadline=None, derandomize=True, database=None)
+    @hypothesis.given(laws.operands(matmul, n=5))
+    def multiply(args):
+        x, w = args
+        assert matmul(x, w).shape == (*x.shape[:-1], 5)
+
+    multiply()
+
+
+def test_types_written_by_hand_are_checked_as_far_as_laws_apply():
+    values = [encode(jnp.arange(6.0).reshape(2, 3) * s) for s in (1.0, 2.0, -1.0)]
+    names = ["raise-lower", "lowered-types", "equality", "rank-change", "vmap-identity", "scan-slices", "one-trace"]
+    result = laws.check(Codes, examples=[laws.Values(values[0], tuple(values[1:]))], laws=names)
+    assert result.ok, str(result)
+    with pytest.raises(TypeError, match="Codes is written by hand, so that no examples follow"):
+        laws.check(Codes)
+
+
+def test_examples_of_ops_on_primitives():
+    q = quantize(jnp.arange(6.0).reshape(2, 3))
+    names = ["agrees-with-reference", "batch-is-loop", "vjp-differences"]
+    result = laws.check(None, [transpose], laws=names, examples={transpose: [((q,), {"permutation": (1, 0)})]})
+    assert result.ok, str(result)
+
+
+def test_the_command(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import jax.numpy as jnp, typax\n"
+        "from jaxtyping import Array, Float32\n"
+        "class Twice(typax.Value, name='twice'):\n"
+        "    x: Float32[Array, '*batch n']\n"
+        "    def dense(self) -> Float32[Array, '*batch n']:\n"
+        "        return 2 * self.x\n"
+        "@typax.op(reference=lambda x: x)\n"
+        "def halve(x: Float32[Array, '*b n']) -> Twice:\n"
+        "    return Twice(x)\n"
+    )
+
+    runner, command = pytest.importorskip("click.testing").CliRunner(), pytest.importorskip("typax.cli").main
+
+    def run(*args):
+        monkeypatch.chdir(tmp_path)
+        return runner.invoke(command, ["check", *args, "--max-examples", "0"])
+
+    done = run("mine.py:Twice", "--law", "raise-lower", "--law", "agrees-with-reference", "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and not found["ok"]
+    status = {(c["law"], c["subject"]): c["status"] for c in found["cells"]}
+    assert status == {("raise-lower", "Twice"): "pass", ("agrees-with-reference", "halve"): "fail"}
+    assert "2/2 agrees-with-reference of halve: fail" in done.stderr
+    done = run("mine.py", "--law", "raise-lower", "--op", "halve")
+    assert done.exit_code == 0 and re.search(r"raise-lower +pass", done.stdout)
+    for target, says in [
+        ("mine.py:Nothing", "has no Nothing"),
+        ("nowhere", "cannot import nowhere"),
+        ("json", "no value class"),
+    ]:
+        done = run(target)
+        assert done.exit_code == 2 and says in done.stderr
+
+
+def test_the_page_lists_each_law_and_each_mutant():
+    page = (Path(__file__).parent.parent / "docs" / "laws.md").read_text()
+    for law in laws.LAWS.values():
+        assert f"| `{law.name}` | {law.statement} |" in page
+    for name, (_, names, _) in (TYPES | OPS).items():
+        assert f"| {name} | {', '.join(f'`{n}`' for n in names.split('|'))} |" in page
+
+
+def test_each_law_is_stated_in_a_sentence():
+    for law in laws.LAWS.values():
+        assert law.statement.endswith(".") and "\n" not in law.statement and law.kind in ("type", "op")

@@ -1,0 +1,156 @@
+"""The command ``typax``.
+
+    typax check mypackage.types              every value class and op of a module
+    typax check mypackage.types:QArray       one class, with the ops of its module that take it; or one op
+    typax check types.py --json
+
+A matrix of laws and subjects is printed, with reasons.  Exit status: 0 if no law is broken, 1 if one is, 2 if the target
+cannot be read or nothing of it could be checked.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    import click
+    import rich.box
+    import rich.console
+    import rich.progress
+    import rich.table
+except ImportError as e:
+    raise SystemExit(f"the command typax needs {e.name}: pip install 'typax[cli]'") from None
+
+from typax import laws
+from typax._op import Op
+from typax._value import Value
+
+MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
+
+
+@click.group()
+@click.version_option(package_name="typax")
+def main() -> None:
+    """Hi types for JAX."""
+
+
+@main.command()
+@click.argument("target", metavar="MODULE[:NAME]")
+@click.option("--op", "ops", multiple=True, help="Check this op of the module too, or only these. May be repeated.")
+@click.option("--law", "names", multiple=True, help="Check this law only. May be repeated.")
+@click.option("--examples", help="MODULE:NAME of examples, as typax.laws.check takes them.")
+@click.option("--max-examples", default=2, show_default=True, help="Examples beside a plain, a stacked and an edge case.")
+@click.option("--json", "as_json", is_flag=True, help="Print the cells as JSON.")
+def check(
+    target: str, ops: tuple[str, ...], names: tuple[str, ...], examples: str | None, max_examples: int, as_json: bool
+) -> None:
+    """Check a type, and the ops on it, against the laws."""
+    flag = "--xla_force_host_platform_device_count"
+    if flag not in os.environ.get("XLA_FLAGS", ""):  # read when JAX looks for its devices
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}=8".strip()
+    sys.path.insert(0, os.getcwd())
+    module, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    space = _load(module)
+    given = _named(*examples.split(":")) if examples else None
+    try:
+        found = _subjects(space, name, ops, given)
+        todo = list(laws.pairs(found, names or None))
+    except (TypeError, ValueError) as e:
+        raise click.UsageError(str(e)) from None
+    if not todo:
+        raise click.UsageError(f"{target} has no value class and no op")
+    result = laws.Result(_run(todo, max_examples))
+    if as_json:
+        click.echo(json.dumps({"ok": result.ok, "cells": result.as_json()}, indent=1))
+    else:
+        _show(result)
+    if not result.ok:
+        raise SystemExit(1 if result.failures else 2)
+
+
+def _load(module: str) -> Any:
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            assert spec is not None and spec.loader is not None
+            made = importlib.util.module_from_spec(spec)
+            sys.modules[made.__name__] = made
+            spec.loader.exec_module(made)
+            return made
+        return importlib.import_module(module)
+    except (ImportError, FileNotFoundError) as e:
+        raise click.UsageError(f"cannot import {module}: {e}") from None
+
+
+def _named(module: str, name: str) -> Any:
+    try:
+        return getattr(_load(module), name)
+    except AttributeError:
+        raise click.UsageError(f"{module} has no {name}") from None
+
+
+def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> list[laws.Subject]:
+    members = vars(space)
+    if name and name not in members:
+        raise click.UsageError(f"{space.__name__} has no {name}")
+    own_ops = list(dict.fromkeys(v for v in members.values() if isinstance(v, Op)))
+    if ops:
+        own_ops = [_named(space.__name__, n) for n in ops]
+    target = members.get(name)
+    if isinstance(target, Op):
+        return laws.subjects(None, [target, *(own_ops if ops else ())], examples)
+    if name:
+        mine = (
+            own_ops
+            if ops
+            else [op for op in own_ops if any(laws.concerns(i, target) for i in op.impls) or _gives(op, target)]
+        )
+        return laws.subjects(target, mine, examples)
+    classes = [
+        c for c in members.values() if isinstance(c, type) and issubclass(c, Value) and c.__module__ == space.__name__
+    ]
+    found = [s for c in classes for s in laws.subjects(c, (), examples)]
+    return found + laws.subjects(None, own_ops, examples)
+
+
+def _gives(op: Any, cls: Any) -> bool:
+    """Whether an implementation is annotated as giving values of the class."""
+    return any(getattr(i.fn, "__annotations__", {}).get("return") in (cls, cls.__name__) for i in op.impls)
+
+
+def _run(todo: list[tuple[laws.Law, laws.Subject]], max_examples: int) -> list[laws.Cell]:
+    console = rich.console.Console(stderr=True)
+    cells = []
+    with rich.progress.Progress(console=console, transient=True) as progress:
+        task = progress.add_task("laws", total=len(todo))
+        for i, (law, subject) in enumerate(todo):
+            progress.update(task, description=f"{law.name} of {subject.name}")
+            with laws.settled():
+                cells.append(laws.check_cell(law, subject, max_examples))
+            progress.update(task, advance=1)
+            if not console.is_terminal:
+                console.print(
+                    f"{i + 1}/{len(todo)} {law.name} of {subject.name}: {cells[-1].status}", markup=False, soft_wrap=True
+                )
+    return cells
+
+
+def _show(result: laws.Result) -> None:
+    console = rich.console.Console()
+    if not console.is_terminal:
+        click.echo(str(result))
+        return
+    subjects = list(dict.fromkeys(c.subject for c in result.cells))
+    by = {(c.law, c.subject): MARK[c.status] for c in result.cells}
+    table = rich.table.Table(box=rich.box.SIMPLE)
+    for title in ("law", *subjects):
+        table.add_column(title, overflow="fold")
+    for law in dict.fromkeys(c.law for c in result.cells):
+        table.add_row(law, *(by.get((law, s), "") for s in subjects))
+    console.print(table)
+    for line in result.reasons():
+        console.print(line, markup=False, soft_wrap=True)
