@@ -13,6 +13,7 @@ from _mutants import OPS, TYPES, product, type_of
 from _raw import Codes, encode
 from jaxtyping import Array, Float, Float32, UInt8
 
+import typax
 import typax.laws as laws
 from gallery.packed_bits import Bits, negate, pack
 from typax import QArray, Value, matmul, quantize
@@ -119,7 +120,7 @@ def test_values_are_made_by_an_op_where_components_do_not_go_together():
     assert result.ok, str(result)
     assert not laws.check(Bits, laws="dense-declared", max_examples=0).ok
     v = pack(jnp.ones((4, 16), bool))
-    refused = pytest.raises(TypeError, match=r"along n by .*: no component shows that axis")
+    refused = pytest.raises(TypeError, match="no component shows the axis n")
     with jax.set_mesh(jax.make_mesh((2,), ("i",))), refused:
         typax.reshard(v, jax.P(None, "i"))
 

@@ -111,7 +111,7 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     cut = {named[n] for n in named if n in shown_by}
     if hidden := [n for n in named.keys() - own if named[n] is not None and n not in shown_by and named[n] not in cut]:
         raise TypeError(
-            f"{who}: no component shows the axis {hidden[0]}; partition the axis in which it is packed as well, by the same name"
+            f"{who}: no component shows the axis {hidden[0]}; partition that in which it is packed as well, likewise"
         )
     for part in (*batch, *(named[n] for n in named.keys() - own)):
         _check_part(who, part)

@@ -130,7 +130,7 @@ def concerns(impl: Any, cls: Any) -> bool:
 
 
 def _is_strategy(x: Any) -> bool:
-    return isinstance(x, hypothesis.strategies.SearchStrategy)
+    return isinstance(x, hypothesis.strategies.SearchStrategy)  # pyright: ignore
 
 
 def _type_subject(cls: Any, examples: Any, makers: Any) -> Subject:
@@ -241,7 +241,7 @@ class _Run:
             deadline=None,
             report_multiple_bugs=False,
             verbosity=hypothesis.Verbosity.quiet,
-            suppress_health_check=list(hypothesis.HealthCheck),
+            suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore
             phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
         )
 
@@ -252,7 +252,7 @@ class _Run:
             settings(hypothesis.given(self.subject.draw(o))(law_holds))()
         except NotApplicable as e:
             self.reason = one_line(e)
-        except hypothesis.errors.Unsatisfiable:
+        except hypothesis.errors.Unsatisfiable:  # pyright: ignore
             self.reason = self.reason or "no example that fits the declaration was found; give some: examples=..."
 
 

@@ -107,6 +107,6 @@ def dead_code(op: Any, call: Call) -> None:
         close(
             f"result {i} alone",
             *map(meaning, (got, w)),
-            near(*map(meaning, (got, w)), 16),
-            "dead code changes what is alive",
+            near(*map(meaning, (got, w)), 16),  # pyright: ignore
+            "dead code changes what is alive",  # pyright: ignore
         )
