@@ -57,6 +57,7 @@ class Op:
     def __init__(self, reference: Any, name: str, within: Any = 8) -> None:
         self.__name__ = self.__qualname__ = self.name = name
         self.within = within
+        """How far a result may be from that of the reference; see `op`."""
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
         self.reference: Any = _bind_fn(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []

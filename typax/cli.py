@@ -29,7 +29,7 @@ from typax import laws
 from typax._op import Op
 from typax._value import Value
 
-MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
+_MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
 
 
 @click.group()
@@ -145,7 +145,7 @@ def _show(result: laws.Result) -> None:
         click.echo(str(result))
         return
     subjects = list(dict.fromkeys(c.subject for c in result.cells))
-    by = {(c.law, c.subject): MARK[c.status] for c in result.cells}
+    by = {(c.law, c.subject): _MARK[c.status] for c in result.cells}
     table = rich.table.Table(box=rich.box.SIMPLE)
     for title in ("law", *subjects):
         table.add_column(title, overflow="fold")

@@ -14,9 +14,13 @@ except ImportError as e:
     raise ImportError("typax.laws needs hypothesis: pip install 'typax[laws]'") from e
 
 from typax.laws import identity, mapping, tangents, ops, derivatives, batching, sharding  # isort: skip
+from typax.laws import _law
 from typax.laws._draw import operands, values
-from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
+from typax.laws._law import Broken, Call, Law, NotApplicable, Values
 from typax.laws._run import Cell, Result, Subject, check, check_cell, concerns, pairs, settled, subjects
+
+LAWS = _law.LAWS
+"""All laws by name, in the order of the table."""
 
 __all__ = [
     "LAWS",

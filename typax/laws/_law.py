@@ -22,7 +22,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Law:
-    """A named property of types (``kind="type"``) or ops (``kind="op"``).
+    """A named property of types (``kind="type"``) or ops (``kind="op"``): its ``name`` and its ``statement``, a sentence.
 
     ``check(subject, example)`` takes a class and `Values`, or an op and a `Call`.  ``tame`` laws are checked on finite
     values of ordinary size only; ``smooth`` ones on float32 only; ``even`` ones on axes that two devices can share.
@@ -55,7 +55,7 @@ def law(kind: Literal["type", "op"], statement: str, **needs: bool) -> Callable[
 
 @dataclass(frozen=True)
 class Values:
-    """An example of a type: a value, and others of the same type."""
+    """An example of a type: a ``value``, and ``others`` of the same type; ``all`` of them."""
 
     value: Any
     others: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Call:
-    """An example of an op: operands, other operands of the same types, and statics."""
+    """An example of an op: operands ``args``, ``others`` of the same types (``all`` of them), and statics."""
 
     op: Any
     args: tuple[Any, ...]

@@ -33,7 +33,11 @@ SHRINKS = 25  # examples on which a broken law is tried again, to find a small o
 
 @dataclass(frozen=True)
 class Subject:
-    """What a law is checked on: a class, or an op with one of its implementations; and how its examples are drawn."""
+    """What a law is checked on: a class, or an op with one of its implementations; and how its examples are drawn.
+
+    ``kind`` is ``"type"`` or ``"op"``, ``name`` that of its column, ``what`` the class or op; ``draw`` makes a strategy of
+    examples, ``given`` holds those that are not drawn.
+    """
 
     kind: Literal["type", "op"]
     name: str
@@ -44,7 +48,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one law says of one subject."""
+    """What one law says of one subject.
+
+    ``status``, with the sentence ``why`` unless it is a pass, the ``example`` that breaks it, and the ``seconds`` it took.
+    """
 
     law: str
     subject: str
@@ -56,7 +63,10 @@ class Cell:
 
 @dataclass
 class Result:
-    """What laws say of subjects; `str` is a table, ``ok`` whether none is broken and each subject keeps one."""
+    """What laws say of subjects; ``str`` is a table, ``ok`` whether none is broken and each subject keeps one.
+
+    ``cells`` has one `Cell` for each law and subject, ``failures`` those that are broken.
+    """
 
     cells: list[Cell] = field(default_factory=list)
 
@@ -75,6 +85,7 @@ class Result:
             raise Broken("\n".join(f"{c.law} of {c.subject}: {c.why} (example: {c.example})" for c in self.failures))
 
     def as_json(self) -> list[dict[str, Any]]:
+        """All cells, as dicts."""
         return [vars(c) for c in self.cells]
 
     def __str__(self) -> str:

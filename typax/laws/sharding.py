@@ -14,7 +14,7 @@ from typax._type import ValueType
 from typax.laws._law import Broken, Call, NotApplicable, Values, law
 from typax.laws._values import close, lowered, meaning, near
 
-EXPLICIT = jax.sharding.AxisType.Explicit
+_EXPLICIT = jax.sharding.AxisType.Explicit
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def devices() -> Iterator[None]:
         raise NotApplicable(
             "it takes 4 devices; on a CPU, start Python with XLA_FLAGS=--xla_force_host_platform_device_count=8"
         )
-    with jax.set_mesh(jax.make_mesh((2, 2), ("i", "j"), axis_types=(EXPLICIT, EXPLICIT), devices=jax.devices()[:4])):
+    with jax.set_mesh(jax.make_mesh((2, 2), ("i", "j"), axis_types=(_EXPLICIT, _EXPLICIT), devices=jax.devices()[:4])):
         yield
 
 
