@@ -330,6 +330,7 @@ class OpApplication(Overridden):
         self.statics = self._bind_statics(statics)
         self.shown = {} if op.primitive is not None else dict(self.statics)
         self._refuse_unstackable()
+        self._refuse_other_meshes()
         leaves = [a for t in tys for a in leaf_types(t)]
         traced = self._trace(leaves)
         self.traced = traced
@@ -352,6 +353,18 @@ class OpApplication(Overridden):
             raise TypeError(f"{self.name} {self.impl} needs the keyword {', '.join(missing)}")
         self.all_statics = statics
         return full
+
+    def _refuse_other_meshes(self) -> None:
+        here = jax.sharding.get_abstract_mesh()
+        for t in self.in_tys:
+            for lo in t.lo_ty():
+                mesh = getattr(getattr(lo, "sharding", None), "mesh", here)
+                if mesh.empty or here.empty or dict(mesh.shape) == dict(here.shape):
+                    continue
+                raise TypeError(
+                    f"{self.name}: {t} is on a mesh with the axes {dict(mesh.shape)}, but the mesh in force has "
+                    f"{dict(here.shape)}; move it there with jax.device_put of its components"
+                )
 
     def _refuse_unstackable(self) -> None:
         for t in self.in_tys:
