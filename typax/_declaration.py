@@ -60,10 +60,15 @@ class Declaration:
         return self.stands_for is None
 
     @cached_property
+    def shown_names(self) -> frozenset[str]:
+        """The names in the axes of the components."""
+        return frozenset(n for c in self.components if c.axes is not None for d in c.axes.dims for n in d.names)
+
+    @cached_property
     def axis_names(self) -> frozenset[str]:
         """The names in the axes of the components and of what a value stands for."""
-        axes = [c.axes for c in self.components] + [self.stands_for.axes if self.stands_for else None]
-        return frozenset(n for a in axes if a is not None for d in a.dims for n in d.names)
+        axes = self.stands_for.axes if self.stands_for else None
+        return self.shown_names | {n for d in (axes.dims if axes else ()) for n in d.names}
 
     @property
     def stackable(self) -> bool:

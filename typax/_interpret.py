@@ -65,16 +65,24 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
     return _jax.is_hi(ty) and not _jax.is_hi(aval)
 
 
+def _native(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """What the first op that fits makes of these operands; ``NotImplemented`` if none does."""
+    for op in registry.get(primitive, ()):
+        out = op.run_equation(operands, params)
+        if out is not NotImplemented:
+            return out
+    return NotImplemented
+
+
 def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     """What an op whose reference is this primitive makes of these hi operands.
 
     Raises:
       TypeError: if no op fits.
     """
-    for op in registry.get(primitive, ()):
-        out = op.run_equation(operands, params)
-        if out is not NotImplemented:
-            return out
+    out = _native(primitive, operands, params)
+    if out is not NotImplemented:
+        return out
     tys = ", ".join(str(_jax.typeof(x)) for x in operands)
     given = ", ".join(f"{k}={v}" for k, v in params.items())
     raise TypeError(
@@ -90,11 +98,10 @@ def _equation(eqn: Any, operands: list[Any], record: Record) -> list[Any]:
         return _jaxpr.bind_eqn(eqn, operands)
     if eqn.primitive in structured:
         return structured[eqn.primitive](eqn, operands, record)
-    for op in registry.get(eqn.primitive, ()):
-        out = op.run_equation(operands, dict(eqn.params))
-        if out is not NotImplemented:
-            record(Event(eqn.primitive.name, types, place=_jaxpr.place(eqn)))
-            return list(out) if eqn.primitive.multiple_results else [out]
+    out = _native(eqn.primitive, operands, dict(eqn.params))
+    if out is not NotImplemented:
+        record(Event(eqn.primitive.name, types, place=_jaxpr.place(eqn)))
+        return list(out) if eqn.primitive.multiple_results else [out]
     for t, is_hi in zip(types, hi, strict=True):
         if is_hi:
             record(Event(eqn.primitive.name, types, t, _jaxpr.place(eqn)))

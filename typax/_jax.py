@@ -13,7 +13,6 @@ from typing import Any
 import jax
 from jax._src import ad_checkpoint, ad_util, api, config, core, custom_derivatives, dtypes, flattree, pjit, source_info_util
 from jax._src.hijax import Static
-from jax._src.hijax import fake_linear_op as _fake_linear_op
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
@@ -259,11 +258,6 @@ def vmap(f: Callable[..., Any], in_axes: Any, out_axes: Any, axis: Any) -> Calla
     return api.vmap(
         f, in_axes, out_axes, axis_name=name, axis_size=size, spmd_axis_name=spmd_name or mesh_axis, sum_match=True
     )
-
-
-def fake_linear_op(prim: Any, nz_in: list[bool], nz_out: list[bool], res: Any, tangents: list[Any]) -> list[Any]:
-    """A linear stand-in for the tangents of a primitive that has reverse-mode rules only."""
-    return _fake_linear_op(prim, nz_in, nz_out, res, None, *tangents)
 
 
 def is_hi_value(x: Any) -> bool:

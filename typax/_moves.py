@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from typax import _jax, _prim, _repairs
+from typax import _jax, _repairs
 from typax._byhand import has_axes, is_raw, own_spec, tangent_axis
 from typax._prim import Application, Linear, Mask
 from typax._structural import Derived, by_components, from_traced, made, over_components, over_views
@@ -156,20 +156,21 @@ def reshard(value: Any, sharding: Any) -> Any:
 
 def rebatch(value: Any, size: int, src: Any, dst: Any, mesh_axis: Any = None) -> Any:
     """A value mapped by ``src`` as one mapped by ``dst``: unmapped components are stacked. ``None`` if it cannot be done."""
-    if isinstance(ty := _jax.typeof(value), ValueType):
+    declared = isinstance(ty := _jax.typeof(value), ValueType)
+    if declared:
         src, dst = ty.mapping(src), ty.mapping(dst)
     if src == dst:
         return value
-    if isinstance(src, int) and isinstance(dst, int) and not isinstance(_jax.typeof(value), ValueType):
+    if isinstance(src, int) and isinstance(dst, int) and not declared:
         return jax.numpy.moveaxis(value, src, dst)
     if src is None:
         return broadcast_batch(value, size, dst, mesh_axis) if isinstance(dst, int) else None
-    ty = _jax.typeof(value)
-    if not isinstance(ty, ValueType) or dst is None:
+    if not declared or dst is None:
         return None
-    old, new = _prim.leaf_specs(ty, src), _prim.leaf_specs(ty, dst) if not ty.has_own_axes else None
-    masks = ty.masks
-    if new is None:  # one batch axis, which some components lack
+    old, masks = ty.leaf_specs(src), ty.masks
+    if not ty.has_own_axes:
+        new = ty.leaf_specs(dst)
+    else:  # one batch axis, which some components lack
         if not isinstance(dst, int) or not all(s is None or s == sum(m[:dst]) for s, m in zip(old, ty.masks, strict=True)):
             return None
         new = [sum(m[:dst]) for m in ty.masks]

@@ -69,7 +69,6 @@ class Op:
                 f"The op of JAX's primitive ``{name}``, by which `typax.lift` and derivatives run it natively where it has "
                 "an implementation for the operand types. Its keywords are the primitive's parameters."
             )
-        if self.primitive is not None:
             _interpret.registry.setdefault(self.primitive, []).append(self)
 
     def __repr__(self) -> str:
@@ -224,7 +223,7 @@ class Op:
         named = static_key(tuple(statics.items()))
         key = (tree, tys, named, _jax.trace_key())
         try:
-            app = self.cache.entries.get(key)
+            app = self.cache.find(key)
         except TypeError as e:
             raise TypeError(
                 f"{self.name}: keyword arguments are static and must be hashable ({e}); values go by position"
@@ -479,12 +478,9 @@ class OpApplication(Overridden):
         fn = functools.partial(self._on_views, whole=whole)
         return self.views.get(whole, lambda: over_views(self.name, self.in_tys, self.out_tys, fn, whole))
 
-    @property
+    @functools.cached_property
     def _by_components(self) -> Rule:
-        if "_components" not in self.__dict__:
-            fn = _jax.eval_jaxpr_fun(self.traced.jaxpr)
-            self._components = over_components(self.name, self.in_tys, self.out_tys, fn)
-        return self._components
+        return over_components(self.name, self.in_tys, self.out_tys, _jax.eval_jaxpr_fun(self.traced.jaxpr))
 
     def _pushforward(self, nonzero: Mask) -> Linear:
         rules = self._rules(nonzero)

@@ -10,7 +10,6 @@ from the rules that are given:
     two of them  each its own
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,35 +124,40 @@ def _by_jvp(app: Overridden, nonzero: Mask) -> Linear:
     return Linear(tuple(range(len(app.in_tys))), fn)
 
 
-def _by_lin(app: Overridden, nonzero: Mask) -> Linear:
-    lin, linearized = app.rules["lin"]
+def _saving(app: Overridden, nonzero: Mask, rule: str, forward: Callable[..., Any]) -> Any:
+    """The first half of a rule in two: the results, and what it keeps for the second."""
 
     def save(primals: Sequence[Any]) -> tuple[list[Any], Any]:
-        made = lin(app.nest(nonzero), *app.nest(primals), **app.statics)
-        out, residuals = _pair(app, "def_lin", made, "result, residuals")
-        return app.results(out, "def_lin"), residuals
+        made = forward(app.nest(nonzero), *app.nest(primals), **app.statics)
+        out, residuals = _pair(app, rule, made, "result, residuals")
+        return app.results(out, rule), residuals
+
+    return save
+
+
+def _by_lin(app: Overridden, nonzero: Mask) -> Linear:
+    lin, linearized = app.rules["lin"]
 
     def fn(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         dots = app.nest(_tangents(app, nonzero, leaves))
         tangents = linearized(residuals[0], *dots, **app.statics)
         return _opened(app, app.out_tree.flatten_up_to(tangents), "def_lin")
 
-    return Linear((), fn, save)
+    return Linear((), fn, _saving(app, nonzero, "def_lin", lin))
 
 
 def _by_vjp(app: Overridden, nonzero: Mask) -> Linear:
     fwd, bwd = app.rules["vjp"]
 
-    def save(primals: Sequence[Any]) -> tuple[list[Any], Any]:
-        made = fwd(app.nest(nonzero), *app.nest(primals), **app.statics)
-        out, residuals = _pair(app, "def_vjp", made, "result, residuals")
-        return app.results(out, "def_vjp"), residuals
-
     def fn(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        cts = app.out_tree.unflatten(_prim.close_all(app.out_tys, leaves, ct=True))
-        return _cotangents(app, "def_vjp", nonzero, bwd(residuals[0], cts, **app.statics))
+        return _cotangents(app, "def_vjp", nonzero, bwd(residuals[0], _of_results(app, leaves), **app.statics))
 
-    return Linear((), fn, save)
+    return Linear((), fn, _saving(app, nonzero, "def_vjp", fwd))
+
+
+def _of_results(app: Overridden, leaves: Sequence[Any]) -> Any:
+    """The cotangent of the result, as a rule is given it."""
+    return app.out_tree.unflatten(_prim.close_all(app.out_tys, leaves, ct=True))
 
 
 def _by_transpose(app: Overridden, linear: Mask) -> Linear:
@@ -163,8 +167,8 @@ def _by_transpose(app: Overridden, linear: Mask) -> Linear:
     def fn(residuals: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         known = dict(zip(reads, residuals, strict=True))
         operands = app.nest([known.get(i) for i in range(len(linear))])
-        cts = app.out_tree.unflatten(_prim.close_all(app.out_tys, leaves, ct=True))
-        return _cotangents(app, "def_transpose", linear, rule(cts, *operands, **app.statics))
+        given = rule(_of_results(app, leaves), *operands, **app.statics)
+        return _cotangents(app, "def_transpose", linear, given)
 
     return Linear(reads, fn)
 
@@ -301,7 +305,7 @@ def rule_setter(kind: str, count: int, doc: str) -> Callable[..., Any]:
 
     set_rule.__name__ = f"def_{kind}"
     set_rule.__doc__ = doc
-    return functools.wraps(set_rule)(set_rule)
+    return set_rule
 
 
 _prim.batch_rule, _prim.remat_rule, _prim.dce_rule = batch_rule, remat_rule, dce_rule

@@ -81,12 +81,6 @@ class Partitioned:
             raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
         parts = (*given, *(None,) * (self.ndim - len(given)))
         full = of_array(self.decl.cls, parts)
-        shown = {n for c in self.decl.components if c.axes for d in c.axes.dims for n in d.names}
-        if hidden := [n for n in full.named if n not in shown]:
-            raise TypeError(
-                f"{self} is not partitioned along {', '.join(hidden)} by {given}: no component shows that axis; say "
-                f"how each is partitioned: {self.decl.cls.__name__}.P(...)"
-            )
         if not self.n_batch:
             return full, mesh
         leaves = []

@@ -23,7 +23,7 @@ import jax
 from typax import _jax, _jaxpr
 from typax._byhand import is_raw, own_spec, tangent_axis
 from typax._spec import Axes
-from typax._type import ValueType, lo_axes, with_los
+from typax._type import ValueType, by_type, lo_axes, open_vals, with_los
 
 type Mask = tuple[bool, ...]
 
@@ -52,10 +52,18 @@ class Cache:
     def __init__(self, maxsize: int = 4096) -> None:
         self.maxsize, self.entries = maxsize, OrderedDict[Any, Any]()
 
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key in self.entries:
+    def find(self, key: Any) -> Any:
+        """The entry, or ``None``."""
+        value = self.entries.get(key)
+        if value is not None:
             self.entries.move_to_end(key)
-            return self.entries[key]
+        return value
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The entry, made if there is none."""
+        value = self.find(key)
+        if value is not None:
+            return value
         value = self.entries[key] = make()
         if len(self.entries) > self.maxsize:
             self.entries.popitem(last=False)
@@ -88,14 +96,6 @@ class Application:
     def prim(self) -> Any:
         return prim_class(self.name)(self)
 
-    @functools.cached_property
-    def in_counts(self) -> list[int]:
-        return [len(t.lo_ty()) for t in self.in_tys]
-
-    @functools.cached_property
-    def out_counts(self) -> list[int]:
-        return [len(t.lo_ty()) for t in self.out_tys]
-
     def lower(self, args: Sequence[Any]) -> list[Any]:
         return [lo for t, x in zip(self.in_tys, args, strict=True) for lo in t.lower_val(x)]
 
@@ -103,22 +103,13 @@ class Application:
         """The results on concrete values, or while a program is lowered."""
         if self.refuses:
             raise TypeError(self.refuses)
-        return _raise(self.out_tys, self.lo(*self.lower(args)))
+        return open_vals(self.out_tys, self.lo(*self.lower(args)))
 
     def apply(self, args: Sequence[Any]) -> list[Any]:
         """The results on any values: run the implementation if all are concrete, else bind the primitive."""
         if _jax.trace_is_clean() and not any(isinstance(x, _jax.Tracer) for x in args):
             return self.run(args)
         return list(self.prim(*args))
-
-
-def _raise(tys: Sequence[Any], los: Sequence[Any]) -> list[Any]:
-    it = iter(los)
-    return [raise_open(t, [next(it) for _ in t.lo_ty()]) for t in tys]
-
-
-def raise_open(ty: Any, los: Sequence[Any]) -> Any:
-    return ty.open_val(*los) if isinstance(ty, ValueType) else ty.raise_val(*los)
 
 
 # --- mapping -----------------------------------------------------------------------------------------------------
@@ -129,20 +120,10 @@ def view_axes(ty: Any, spec: Any, size: int) -> list[Any]:
     if not has_tangent(ty):
         return []
     if isinstance(ty, ValueType) and ty.decl.tangent.by_components:
-        return [s for leaf, own in zip(ty.leaves, leaf_specs(ty, spec), strict=True) for s in view_axes(leaf, own, size)]
+        return [s for leaf, own in zip(ty.leaves, ty.leaf_specs(spec), strict=True) for s in view_axes(leaf, own, size)]
     if isinstance(ty, ValueType) and isinstance(spec, Axes):
         spec = next((e for e in spec.entries if e is not None), None)
     return [tangent_axis(ty, spec, size)]
-
-
-def leaf_specs(ty: ValueType, spec: Any) -> list[Any]:
-    """The spec of each component leaf, as positions in that leaf's own axes."""
-    if spec is None:
-        return [None] * len(ty.leaves)
-    specs, k = ty._checked(spec, adding=False)
-    if k is None:
-        return specs
-    return [None if s is None or not m[k] else sum(m[:k]) for s, m in zip(specs, ty.masks, strict=True)]
 
 
 def join_spec(ty: Any, axes: Sequence[int | None]) -> Any:
@@ -155,8 +136,7 @@ def join_spec(ty: Any, axes: Sequence[int | None]) -> Any:
         return 0
     if all(a is not None for a in axes) and not any(map(is_raw, ty.leaves)):
         return 0
-    it = iter(axes)
-    return Axes(*(join_spec(leaf, [next(it) for _ in leaf.lo_ty()]) for leaf in ty.leaves))
+    return Axes(*(join_spec(leaf, own) for leaf, own in by_type(ty.leaves, axes)))
 
 
 class Batched(Application):
@@ -169,16 +149,15 @@ class Batched(Application):
         size = axis[1]
         in_axes = [a for t, d in zip(in_tys, dims, strict=True) for a in lo_axes(t, d, size)]
         mapped = {i for i, a in enumerate(in_axes) if a is not None}
-        out = iter([0 if deps & mapped else None for deps in base.deps])
-        self.out_dims = tuple(join_spec(t, [next(out) for _ in t.lo_ty()]) for t in base.out_tys)
+        out = [0 if deps & mapped else None for deps in base.deps]
+        self.out_dims = tuple(join_spec(t, own) for t, own in by_type(base.out_tys, out))
         tys = [t if d is None else t.inc_rank(size, d) for t, d in zip(base.out_tys, self.out_dims, strict=True)]
         out_axes = [a for t, d in zip(tys, self.out_dims, strict=True) for a in lo_axes(t, d, size)]
         run = _jax.vmap(base.lo, tuple(in_axes), out_axes, axis)
         traced = jax.jit(run).trace(*(lo for t in in_tys for lo in t.lo_ty()))
         self.lo = _jitted(self.name, traced.jaxpr)
         self.deps = _jaxpr.dependences(traced.jaxpr)
-        it = iter(traced.jaxpr.out_avals)
-        self.out_tys = tuple(with_los(t, [next(it) for _ in t.lo_ty()]) for t in tys)
+        self.out_tys = tuple(with_los(t, own) for t, own in by_type(tys, traced.jaxpr.out_avals))
         self.linears = Cache(64)
 
     def _saving(self, part: Linear) -> Any:

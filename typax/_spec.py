@@ -102,32 +102,32 @@ def of_class(decl: Any, batch: tuple[Any, ...], named: dict[str, Any]) -> Pspec:
     shown = f"{who}({', '.join([*map(repr, batch), *(f'{n}={v!r}' for n, v in named.items())])})"
     if all(c.axes is None for c in decl.components):
         return Pspec(decl, _each_component(decl, batch, named, who), shown, by_policy)
-    own = {c.name for c in decl.components}
-    axes = {n for c in decl.components if c.axes for d in c.axes.dims for n in d.names}
-    axes |= {n for d in (decl.stands_for.axes.dims if decl.stands_for else ()) for n in d.names}
+    own, axes = {c.name for c in decl.components}, decl.axis_names
     if unknown := named.keys() - own - axes:
         raise TypeError(f"{who}: no axis is named {', '.join(sorted(unknown))}; the axes are {', '.join(sorted(axes))}")
-    shown_by = {n for c in decl.components if c.axes for d in c.axes.dims for n in d.names}
-    cut = {named[n] for n in named if n in shown_by}
-    if hidden := [n for n in named.keys() - own if named[n] is not None and n not in shown_by and named[n] not in cut]:
+    cut = {named[n] for n in named.keys() & decl.shown_names} | {None}
+    if hidden := [n for n in named.keys() - own - decl.shown_names if named[n] not in cut]:
         raise TypeError(
             f"{who}: no component shows the axis {hidden[0]}; partition that in which it is packed as well, likewise"
         )
     for part in (*batch, *(named[n] for n in named.keys() - own)):
         _check_part(who, part)
     leaves: list[Any] = []
-    stackable = any(c.axes and c.axes.variadic for c in decl.components)  # else a stack has its batch axes everywhere
+    # without declared batch axes, a stack has them in every component
     for c in decl.components:
         if c.name in named and c.name not in axes:
             leaves += _as_specs(who, c.name, named[c.name])
         elif c.axes is None:
             raise TypeError(f"{who}: component {c.name} has no axes of its own; give its spec, {c.name}=...")
         else:
-            parts = (*(batch if c.axes.variadic or not stackable else ()), *(part_of(d, named, who) for d in c.axes.dims))
+            parts = (
+                *(batch if c.axes.variadic or not decl.stackable else ()),
+                *(part_of(d, named, who) for d in c.axes.dims),
+            )
             leaves.append(of_array(c.patterns[0].cls, parts))
     dense = None
     if decl.stands_for is not None:
-        lead = batch if decl.stands_for.axes.variadic or not stackable else ()
+        lead = batch if decl.stands_for.axes.variadic or not decl.stackable else ()
         dense = jax.P(*lead, *(part_of(d, named, who) for d in decl.stands_for.axes.dims))
     for spec in (dense, *leaves):
         if isinstance(spec, jax.P) and (name := twice(tuple(spec))):

@@ -89,10 +89,7 @@ def close_tangent(ty: Any, leaves: Sequence[Any], ct: bool = False) -> Any:
     if not _prim.has_tangent(ty):
         return np.zeros(tangent_ty.shape, _jax.float0)
     if by_components(ty):
-        it, parts = iter(leaves), []
-        for leaf in ty.leaves:
-            parts.append(close_tangent(leaf, [next(it) for _ in range(tangent_leaf_count(leaf))], ct))
-        return from_leaves(tangent_ty, parts)
+        return from_leaves(tangent_ty, _prim.close_all(ty.leaves, leaves, ct))
     (leaf,) = leaves
     return ty.decl.tangent.close(tangent_ty, leaf) if isinstance(ty, ValueType) else leaf
 
@@ -391,10 +388,8 @@ class Opened:
 
 def unit_type(ty: ValueType) -> ValueType:
     """The type of one value of a stack."""
-    for _ in range(ty.n_batch):
-        size = ty.batch[0].size
-        leaves = [a.dec_rank(size, own_spec(a, 0)) if m[0] else a for a, m in zip(ty.leaves, ty.masks, strict=True)]
-        ty = type(ty)(ty.decl, leaves, ty.tree, ty.statics, tuple(m[1:] for m in ty.masks))
+    for axis in ty.batch:
+        ty = ty.dec_rank(axis.size, 0)
     return ty
 
 
@@ -416,19 +411,19 @@ def over_axes(body: Callable[[Any], Any], n: int) -> Callable[[Any], Any]:
     """``body``, which makes a value of an array, mapped over the ``n`` leading axes of it."""
 
     def run(x: Any) -> Any:
-        made: list[ValueType] = []
+        types: list[ValueType] = []
 
         def one(x: Any) -> list[Any]:
             with Opened():
                 out = body(x)
-            made.append(_jax.typeof(out))
+            types.append(_jax.typeof(out))
             return component_leaves(out)
 
         f = one
         for _ in range(n):
             f = jax.vmap(f)
         leaves = f(x)
-        (ty,) = made
+        (ty,) = types
         for size in reversed(x.shape[:n]):
             ty = ty.inc_rank(size, 0)
         return ty.with_leaves(list(map(_jax.typeof, leaves))).of_leaves(leaves)

@@ -14,7 +14,7 @@ for each leaf and each batch axis, whether the leaf has that axis.
 
 import math
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -83,11 +83,7 @@ class ValueType(Partitioned, _jax.HiType):
 
     def with_los(self, los: Sequence[Any]) -> "ValueType":
         """The same type over other array types: what tracing an implementation has found out about shardings."""
-        it, leaves = iter(los), []
-        for leaf in self.leaves:
-            mine = [next(it) for _ in leaf.lo_ty()]
-            leaves.append(with_los(leaf, mine))
-        return self.with_leaves(leaves)
+        return self.with_leaves([with_los(a, own) for a, own in by_type(self.leaves, los)])
 
     def with_statics(self, **statics: Any) -> "ValueType":
         """The same type with other statics."""
@@ -115,11 +111,7 @@ class ValueType(Partitioned, _jax.HiType):
 
     def open_val(self, *los: Any) -> Any:
         """A value over these arrays, whatever they are; `raise_val` is for JAX."""
-        it, leaves = iter(los), []
-        for leaf in self.leaves:
-            mine = [next(it) for _ in leaf.lo_ty()]
-            leaves.append(leaf.open_val(*mine) if isinstance(leaf, ValueType) else leaf.raise_val(*mine))
-        return self.of_leaves(leaves)
+        return self.of_leaves(open_vals(self.leaves, los))
 
     def raise_val(self, *los: Any) -> Any:
         if any(isinstance(x, _jax.Tracer) for x in los) and not _jax.current_trace().requires_low:
@@ -461,16 +453,17 @@ class ValueType(Partitioned, _jax.HiType):
             return [axis] * len(self.leaves), self.masks
         return [sum(m[:axis]) for m in masks], tuple((*m[:axis], True, *m[axis:]) for m in masks)
 
+    def leaf_specs(self, spec: Any) -> list[Any]:
+        """The spec of each component leaf, as positions in that leaf's own axes."""
+        if spec is None:
+            return [None] * len(self.leaves)
+        specs, k = self._checked(spec, adding=False)
+        return specs if k is None else [sum(m[:k]) if m[k] else None for m in self.masks]
+
     def lo_axes(self, spec: Any, size: int) -> list[int | None]:
         """For each lowered array the axis, of this size, that a mapping spec maps (``None``: it is not mapped)."""
-        if spec is None:
-            return [None] * len(self.lo_ty())
-        specs, k = self._checked(spec, adding=False)
-        out: list[int | None] = []
-        for leaf, s, m in zip(self.leaves, specs, self.masks, strict=True):
-            own = s if k is None else (sum(m[:k]) if m[k] else None)
-            out.extend(lo_axes(leaf, None if own is None else own_spec(leaf, own), size))
-        return out
+        own = zip(self.leaves, self.leaf_specs(spec), strict=True)
+        return [k for a, s in own for k in lo_axes(a, None if s is None else own_spec(a, s), size)]
 
     # --- printing ---------------------------------------------------------------------------------------------
 
@@ -513,6 +506,17 @@ def record_view(decl: Declaration, subs: Sequence[Any]) -> Any:
     if len(decl.components) == 1:
         return subs[0]
     return dict(zip((c.name for c in decl.components), subs, strict=True))
+
+
+def by_type(tys: Iterable[Any], los: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+    """Each type with its own part of what has an entry for each lowered array."""
+    it = iter(los)
+    return [(t, [next(it) for _ in t.lo_ty()]) for t in tys]
+
+
+def open_vals(tys: Iterable[Any], los: Iterable[Any]) -> list[Any]:
+    """Values of these types over these arrays, whatever they are."""
+    return [t.open_val(*own) if isinstance(t, ValueType) else t.raise_val(*own) for t, own in by_type(tys, los)]
 
 
 def with_los(aval: Any, los: Sequence[Any]) -> Any:

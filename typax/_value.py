@@ -340,11 +340,7 @@ def _rebuild(cls: Any, comps: Any, statics: Any, masks: Any) -> Any:
 
 
 def _static_property(name: str) -> Any:
-    return _jax.aval_property(lambda tracer: _jax.typeof(tracer).statics[_static_index(tracer, name)])
-
-
-def _static_index(tracer: Any, name: str) -> int:
-    return [s.name for s in _jax.typeof(tracer).decl.statics].index(name)
+    return _jax.aval_property(lambda tracer: _jax.typeof(tracer).static(name))
 
 
 def _companion(cls: Any) -> Any:
@@ -399,7 +395,7 @@ def _install_methods(cls: Any, names: Any) -> dict[str, Any]:
         elif name.startswith("_") or name in ("dense", "from_dense"):
             continue
         elif isinstance(member, property):
-            get = _property(cls, name, member)
+            get = _property(name, member)
             setattr(cls, name, property(get, doc=member.__doc__))
             on_tracers[name] = _jax.aval_property(get)
         elif isinstance(member, Op) or (inspect.isfunction(member) and not hasattr(Value, name)):
@@ -425,8 +421,8 @@ class _Closed(Exception):
 class _Statics:
     """What a property can know of a value without opening it."""
 
-    def __init__(self, cls: Any, ty: ValueType) -> None:
-        self.__dict__.update(_cls=cls, _type=ty, **dict(zip((s.name for s in ty.decl.statics), ty.statics, strict=True)))
+    def __init__(self, ty: ValueType) -> None:
+        self.__dict__.update(_type=ty, **dict(zip((s.name for s in ty.decl.statics), ty.statics, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("shape", "ndim", "size", "nbytes", "dtype"):
@@ -434,7 +430,7 @@ class _Statics:
         raise _Closed(name)
 
 
-def _property(cls: Any, name: str, member: property) -> Any:
+def _property(name: str, member: property) -> Any:
     """A property that reads statics only is what it returns; one that reads components is an op."""
     op = Op(None, name)
     assert member.fget is not None
@@ -443,7 +439,7 @@ def _property(cls: Any, name: str, member: property) -> Any:
 
     def get(value: Any) -> Any:
         try:
-            return body(_Statics(cls, _jax.typeof(value)))
+            return body(_Statics(_jax.typeof(value)))
         except _Closed:
             return op(value)
 

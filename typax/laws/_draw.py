@@ -251,7 +251,7 @@ def _dtype(draw: Any, o: _Options, admitted: Any, drawn: dict[Any, str]) -> str:
     if admitted is not None and len(admitted) == 1:
         return admitted[0]
     if admitted not in drawn:
-        able = [d for d in (*FLOATS, *OTHERS) if admitted is None or d in admitted] or list(admitted)  # pyright: ignore
+        able = [d for d in (*FLOATS, *OTHERS) if admitted is None or d in admitted] or list(admitted or ())
         able = [d for d in able if o.tame is False or d in FLOATS or not set(able) & set(FLOATS)]
         able = able[1:] + able[:1] if o.profile == "edges" and not o.smooth else able
         drawn[admitted] = able[0] if o.simple or o.smooth else draw(st.sampled_from(able))
@@ -400,7 +400,7 @@ def _static(draw: Any, cls: Any, s: Any, o: _Options, dtype: Any, given: Mapping
         if dtype is not None:
             return jnp.dtype(dtype)
         admitted = [d for d in FLOATS if decl.stands_for.dtypes is None or d in decl.stands_for.dtypes]
-        admitted = admitted or list(decl.stands_for.dtypes)  # pyright: ignore
+        admitted = admitted or list(decl.stands_for.dtypes or ())
         return jnp.dtype(admitted[0] if o.simple or o.smooth else draw(st.sampled_from(admitted)))
     if s.default is not MISSING:
         if isinstance(s.default, bool) and not o.simple:

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import hypothesis
 import jax
-from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
+from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
+from hypothesis.strategies import SearchStrategy
 
 from typax import _jax
 from typax._op import Op
@@ -141,7 +142,7 @@ def concerns(impl: Any, cls: Any) -> bool:
 
 
 def _is_strategy(x: Any) -> bool:
-    return isinstance(x, hypothesis.strategies.SearchStrategy)  # pyright: ignore
+    return isinstance(x, SearchStrategy)
 
 
 def _type_subject(cls: Any, examples: Any, makers: Any) -> Subject:
@@ -252,7 +253,7 @@ class _Run:
             deadline=None,
             report_multiple_bugs=False,
             verbosity=hypothesis.Verbosity.quiet,
-            suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore
+            suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore[reportArgumentType]
             phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
         )
 
@@ -263,7 +264,7 @@ class _Run:
             settings(hypothesis.given(self.subject.draw(o))(law_holds))()
         except NotApplicable as e:
             self.reason = one_line(e)
-        except hypothesis.errors.Unsatisfiable:  # pyright: ignore
+        except Unsatisfiable:
             self.reason = self.reason or "no example that fits the declaration was found; give some: examples=..."
 
 

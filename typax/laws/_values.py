@@ -156,7 +156,7 @@ def _stacked(xs: Sequence[Any], axis: int) -> Any:
     big = ty.inc_rank(len(xs), spec)
     axes = lo_axes(big, spec, len(xs))
     los = [_lowered(x) for x in xs]
-    return big.raise_val(*(jnp.stack(group, k) for group, k in zip(zip(*los, strict=True), axes, strict=True)))  # pyright: ignore
+    return big.raise_val(*(jnp.stack(group, k) for group, k in zip(zip(*los, strict=True), axes, strict=True)))  # pyright: ignore[reportArgumentType]
 
 
 def sliced(tree: Any, i: int, size: int, axis: int = 0) -> Any:

@@ -104,9 +104,5 @@ def dead_code(op: Any, call: Call) -> None:
         jaxpr = jax.jit(lambda *xs, i=i: jax.tree.leaves(call.run(*tree.unflatten(xs)))[i]).trace(*flat).jaxpr
         small, used = _jax.dce(jaxpr)
         (got,) = _jax.eval_jaxpr_fun(small)(*(x for x, u in zip(flat, used, strict=True) if u))
-        close(
-            f"result {i} alone",
-            *map(meaning, (got, w)),
-            near(*map(meaning, (got, w)), 16),  # pyright: ignore
-            "dead code changes what is alive",  # pyright: ignore
-        )
+        alone, whole = meaning(got), meaning(w)
+        close(f"result {i} alone", alone, whole, near(alone, whole, 16), "dead code changes what is alive")
