@@ -414,3 +414,14 @@ def same_product(a, b, promotion):
         got, want = matmul(a, b), jnp.matmul(dense(a), dense(b))
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_that_varies_over_other_manual_axes_than_the_reference_says():
+    @typax.op(reference=lambda x: x)
+    def zeros(x: Float[Array, "*b n"]):
+        return jnp.zeros(x.shape, x.dtype)
+
+    with jax.set_mesh(jax.make_mesh((2,), ("i",))):
+        f = jax.shard_map(zeros, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        with pytest.raises(TypeError, match=r"zeros of .*\{V:i\}.*it varies over other manual axes"):
+            jax.jit(f)(jax.device_put(X, jax.P("i")))
