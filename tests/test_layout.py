@@ -37,6 +37,7 @@ ORDER = [
     "_refuse",
     "_build",
     "_value",
+    "_describe",
     "_show",
     "quantized",
     "_codes",

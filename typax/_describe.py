@@ -1,0 +1,285 @@
+"""Types as plain data, for files: what a type says, in JSON, and back.
+
+    q8[2@i,3]   <->   {"class": "typax.quantized:QArray", "statics": {"dtype": {"dtype": "float32"}},
+                       "components": [{"array": "int8", "shape": [2, 3]}, {"array": "float32", "shape": [2]}]}
+
+Shardings are left out: they belong to the machine, not to the value.  A name in a file is looked up among the classes that
+exist, value classes first of all, and never imported or called by what the file says; so that a class must be defined before
+a file of its values is read.
+"""
+
+import dataclasses
+import enum
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from typax import _axes, _jax
+from typax._type import ValueType
+from typax._value import Value
+
+
+def type_to_json(ty: Any) -> dict[str, Any]:
+    """A type as JSON data.
+
+    Raises:
+      TypeError: for a type written by hand, a class that cannot be found again by its name, or a static that is no number,
+        string, dtype, tuple, enum, partition spec, value class, or frozen dataclass of these.
+    """
+    if isinstance(ty, ValueType):
+        cls = ty.decl.cls
+        parts = [_tree_to_json(t.unflatten(own)) for t, own in _split(ty)]
+        out: dict[str, Any] = {"class": class_name(cls)}
+        if ty.decl.statics:
+            pairs = zip(ty.decl.statics, ty.statics, strict=True)
+            out["statics"] = {s.name: static_to_json(v, f"static {s.name} of {ty}") for s, v in pairs}
+        out["components"] = parts
+        if ty.masks != ty._default_masks():
+            out["masks"] = [[int(x) for x in m] for m in ty.masks]
+        return out
+    if _jax.is_hi(ty):
+        raise TypeError(f"{ty} is of a type written by hand, which says nothing of how it is kept; keep its arrays instead")
+    return {"array": dtype_name(ty.dtype), "shape": list(ty.shape)}
+
+
+def type_from_json(data: Any) -> Any:
+    """The type that `type_to_json` described.
+
+    Raises:
+      ValueError: if the data describes no type of a class that exists here.
+    """
+    told = _object(data, "a type")
+    if "array" in told:
+        return jax.ShapeDtypeStruct(_shape(told.get("shape")), dtype_of(told["array"]))
+    cls = find_class(told.get("class"))
+    decl = cls._declaration
+    statics = _object(told.get("statics", {}), f"the statics of {cls.__name__}")
+    names = [s.name for s in decl.statics]
+    if set(statics) != set(names):
+        raise ValueError(f"{cls.__name__} has the statics {names}, not {sorted(statics)}")
+    parts = told.get("components")
+    if not isinstance(parts, list) or len(parts) != len(decl.components):
+        raise ValueError(f"{cls.__name__} has the components {[c.name for c in decl.components]}, not {_brief(parts)}")
+    leaves, tree = jax.tree.flatten(tuple(map(_tree_from_json, parts)))
+    avals = [a if isinstance(a, ValueType) else _jax.ShapedArray(a.shape, a.dtype) for a in leaves]
+    masks = told.get("masks")
+    if masks is not None:
+        masks = tuple(tuple(bool(x) for x in m) for m in _rows(masks, len(leaves)))
+    values = tuple(static_from_json(statics[n]) for n in names)
+    try:
+        return cls._hitype(decl, avals, tree, values, masks).check()
+    except (TypeError, LookupError) as e:
+        raise ValueError(str(e)) from None
+
+
+def _split(ty: ValueType) -> Iterator[tuple[Any, list[Any]]]:
+    it = iter(ty.leaves)
+    for t in ty.tree.children():
+        yield t, [next(it) for _ in range(t.num_leaves)]
+
+
+def _tree_to_json(x: Any) -> Any:
+    """A component: a type, or a nest of them."""
+    if isinstance(x, tuple | list) and type(x) in (tuple, list):
+        return {type(x).__name__: [_tree_to_json(v) for v in x]}
+    if type(x) is dict:
+        return {"dict": [[static_to_json(k, "a key"), _tree_to_json(v)] for k, v in x.items()]}
+    return type_to_json(x)
+
+
+def _tree_from_json(data: Any) -> Any:
+    told = _object(data, "a component")
+    for kind, make in (("tuple", tuple), ("list", list)):
+        if kind in told:
+            return make(_tree_from_json(v) for v in _list(told[kind]))
+    if "dict" in told:
+        return {static_from_json(k): _tree_from_json(v) for k, v in _rows(told["dict"], None, 2)}
+    return type_from_json(told)
+
+
+# --- statics --------------------------------------------------------------------------------------------------
+
+
+def static_to_json(v: Any, what: str) -> Any:
+    """A static, or a key, as JSON data; ``what`` names it in errors."""
+    if v is None or type(v) in (bool, int, str):
+        return v
+    if type(v) is float:
+        return {"float": v.hex() if math.isfinite(v) else str(v)}
+    if type(v) is jax.P:
+        return {"P": [static_to_json(x, what) for x in v]}
+    if type(v) is tuple:
+        return {"tuple": [static_to_json(x, what) for x in v]}
+    if isinstance(v, enum.Enum):
+        return {"enum": _global_name(type(v), what), "name": v.name}
+    if isinstance(v, type) and issubclass(v, Value):
+        return {"class": class_name(v)}
+    if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)) or hasattr(v, "dtype") and callable(v):
+        return {"dtype": dtype_name(jnp.dtype(v))}
+    if _is_frozen(type(v)):
+        fields = {f.name: static_to_json(getattr(v, f.name), what) for f in dataclasses.fields(v) if f.init}
+        return {"dataclass": _global_name(type(v), what), "fields": fields}
+    raise TypeError(
+        f"{what} is {v!r}, which has no form in a file; use numbers, strings, dtypes, tuples, enums or frozen dataclasses of them"
+    )
+
+
+def static_from_json(data: Any) -> Any:
+    """The static that `static_to_json` described; raises a ValueError if it is none."""
+    if data is None or type(data) in (bool, int, str):
+        return data
+    told = _object(data, "a static")
+    kinds = {"float", "P", "tuple", "enum", "class", "dtype", "dataclass"} & told.keys()
+    if len(kinds) != 1:
+        raise ValueError(f"{_brief(data)} describes no static")
+    (kind,) = kinds
+    x = told[kind]
+    if kind == "tuple":
+        return tuple(map(static_from_json, _list(x)))
+    if kind == "P":
+        return jax.P(*map(static_from_json, _list(x)))
+    if not isinstance(x, str):
+        raise ValueError(f"{_brief(data)} describes no static")
+    if kind == "float":
+        return float.fromhex(x)
+    if kind == "class":
+        return find_class(x)
+    if kind == "dtype":
+        return dtype_of(x)
+    found = _find_global(x)
+    if kind == "enum":
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)) or told.get("name") not in found.__members__:
+            raise ValueError(f"{_brief(data)} is no member of an enum that exists here")
+        return found[told["name"]]
+    if not _is_frozen(found):
+        raise ValueError(f"{x} is no frozen dataclass")
+    fields = {k: static_from_json(v) for k, v in _object(told.get("fields"), "fields").items()}
+    try:
+        return found(**fields)
+    except TypeError as e:
+        raise ValueError(f"{x}: {e}") from None
+
+
+def _is_frozen(cls: Any) -> bool:
+    return isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+# --- names ----------------------------------------------------------------------------------------------------
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype; ``key<fry>`` for keys of random numbers."""
+    return str(dtype)
+
+
+def dtype_of(name: Any) -> Any:
+    """The dtype of that name; raises a ValueError if there is none."""
+    if isinstance(name, str):
+        if name.startswith("key<"):
+            for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
+                if str(dtype := jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype) == name:
+                    return dtype
+        elif name in _DTYPES:
+            return _DTYPES[name]
+    raise ValueError(f"{_brief(name)} is no dtype")
+
+
+_DTYPES = {
+    str(jnp.dtype(getattr(jnp, n))): jnp.dtype(getattr(jnp, n))
+    for n in (
+        "bool_ int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+        "complex64 complex128 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz "
+        "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+    ).split()
+    if hasattr(jnp, n)
+}
+
+
+def class_name(cls: Any) -> str:
+    """``module:Class``. Raises a TypeError if another value class has that name too, so that it could not be found again."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    try:
+        found = find_class(name)
+    except ValueError as e:
+        raise TypeError(str(e)) from None
+    if found is not cls:
+        raise TypeError(f"{name} names another class than the one of this value, which was defined earlier")
+    return name
+
+
+def find_class(name: Any) -> Any:
+    """The value class of that name; raises a ValueError unless there is exactly one."""
+    if not isinstance(name, str) or ":" not in name:
+        raise ValueError(f"{_brief(name)} names no value class")
+    found = [c for c in _classes(Value) if f"{c.__module__}:{c.__qualname__}" == name]
+    current = [c for c in found if c is _global(name)]
+    if len(found := current or found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"there are {len(found)} value classes {name}; define it once, in a module")
+    raise ValueError(f"there is no value class {name} yet; import {name.split(':')[0]} first")
+
+
+def _classes(cls: Any) -> Iterator[Any]:
+    for sub in type.__subclasses__(cls):
+        yield sub
+        yield from _classes(sub)
+
+
+def _global(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _find_global(name: str) -> Any:
+    if (found := _global(name)) is None:
+        raise ValueError(f"there is no {_brief(name)} yet; import {name.split(':')[0]} first")
+    return found
+
+
+def _global_name(cls: Any, what: str) -> str:
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if _global(name) is not cls:
+        raise TypeError(f"{what} is of the class {name}, which could not be found again by that name; define it in a module")
+    return name
+
+
+# --- data that may be anything ----------------------------------------------------------------------------------
+
+
+def _object(data: Any, what: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{_brief(data)} describes not {what}")
+    return data
+
+
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{_brief(data)} is no list")
+    return data
+
+
+def _rows(data: Any, n: int | None, width: int | None = None) -> list[list[Any]]:
+    rows = [_list(row) for row in _list(data)]
+    if (n is not None and len(rows) != n) or (width is not None and any(len(r) != width for r in rows)):
+        raise ValueError(f"{_brief(data)} has not the form of what it stands for")
+    return rows
+
+
+def _shape(data: Any) -> tuple[int, ...]:
+    if not isinstance(data, list) or not all(type(n) is int and 0 <= n < 2**63 for n in data):
+        raise ValueError(f"{_brief(data)} is no shape")
+    return tuple(data)
+
+
+def _brief(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) <= 80 else f"{text[:77]}..."
