@@ -104,7 +104,7 @@ def test_a_class_with_a_name_that_two_have_is_refused():
     told = _describe.type_to_json(jax.typeof(one(jnp.ones(2, "int8"))))
     assert _describe.type_from_json(told).decl.cls is one
     two = make()
-    with pytest.raises(TypeError, match="there are 2 value classes .*Twin"):
+    with pytest.raises(TypeError, match=r"there are 2 value classes .*Twin"):
         _describe.type_to_json(jax.typeof(two(jnp.ones(2, "int8"))))
 
 

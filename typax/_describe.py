@@ -44,7 +44,7 @@ def type_to_json(ty: Any) -> dict[str, Any]:
         return out
     if _jax.is_hi(ty):
         raise TypeError(f"{ty} is of a type written by hand, which says nothing of how it is kept; keep its arrays instead")
-    return {"array": dtype_name(ty.dtype), "shape": list(ty.shape)}
+    return {"array": str(ty.dtype), "shape": list(ty.shape)}
 
 
 def type_from_json(data: Any) -> Any:
@@ -107,6 +107,7 @@ def _tree_from_json(data: Any) -> Any:
 
 def static_to_json(v: Any, what: str) -> Any:
     """A static, or a key, as JSON data; ``what`` names it in errors."""
+    cls: Any = type(v)
     if v is None or type(v) in (bool, int, str):
         return v
     if type(v) is float:
@@ -116,16 +117,20 @@ def static_to_json(v: Any, what: str) -> Any:
     if type(v) is tuple:
         return {"tuple": [static_to_json(x, what) for x in v]}
     if isinstance(v, enum.Enum):
-        return {"enum": _global_name(type(v), what), "name": v.name}
+        return {"enum": _global_name(cls, what), "name": v.name}
     if isinstance(v, type) and issubclass(v, Value):
         return {"class": class_name(v)}
-    if isinstance(v, np.dtype) or (isinstance(v, type) and issubclass(v, np.generic)) or hasattr(v, "dtype") and callable(v):
-        return {"dtype": dtype_name(jnp.dtype(v))}
-    if _is_frozen(type(v)):
-        fields = {f.name: static_to_json(getattr(v, f.name), what) for f in dataclasses.fields(v) if f.init}
-        return {"dataclass": _global_name(type(v), what), "fields": fields}
+    if (
+        isinstance(v, np.dtype)
+        or (callable(v) and hasattr(v, "dtype"))
+        or (isinstance(v, type) and issubclass(v, np.generic))
+    ):
+        return {"dtype": str(_axes.dtype_of(v))}
+    if _is_frozen(cls):
+        fields = {f.name: static_to_json(getattr(v, f.name), what) for f in dataclasses.fields(cls) if f.init}
+        return {"dataclass": _global_name(cls, what), "fields": fields}
     raise TypeError(
-        f"{what} is {v!r}, which has no form in a file; use numbers, strings, dtypes, tuples, enums or frozen dataclasses of them"
+        f"{what} is {v!r}, which has no form in a file; use numbers, strings, dtypes, tuples, enums or frozen dataclasses"
     )
 
 
@@ -172,11 +177,6 @@ def _is_frozen(cls: Any) -> bool:
 # --- names ----------------------------------------------------------------------------------------------------
 
 
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype; ``key<fry>`` for keys of random numbers."""
-    return str(dtype)
-
-
 def dtype_of(name: Any) -> Any:
     """The dtype of that name; raises a ValueError if there is none."""
     if isinstance(name, str):
@@ -189,13 +189,11 @@ def dtype_of(name: Any) -> Any:
     raise ValueError(f"{_brief(name)} is no dtype")
 
 
-_DTYPES = {
+_DTYPES: dict[str, Any] = {
     str(jnp.dtype(getattr(jnp, n))): jnp.dtype(getattr(jnp, n))
-    for n in (
-        "bool_ int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-        "complex64 complex128 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz "
-        "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
+    for n in ["bool_", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (2, 4, 8, 16, 32, 64)]
+    + [n for n in dir(jnp) if n.startswith(("float4_", "float8_"))]
     if hasattr(jnp, n)
 }
 
