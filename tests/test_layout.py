@@ -27,6 +27,7 @@ ORDER = [
     "_prim",
     "_structural",
     "_moves",
+    "_jit",
     "_policies",
     "_override",
     "_match",

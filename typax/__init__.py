@@ -2,6 +2,7 @@
 
 from typax import hijax
 from typax._codes import dot_general, gather, transpose
+from typax._jit import jit
 from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
@@ -43,6 +44,7 @@ __all__ = [
     "factors",
     "gather",
     "hijax",
+    "jit",
     "lift",
     "matmul",
     "op",

@@ -8,14 +8,27 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import ad_checkpoint, ad_util, api, config, core, custom_derivatives, dtypes, flattree, pjit, source_info_util
+from jax._src import (
+    ad_checkpoint,
+    ad_util,
+    api,
+    config,
+    core,
+    custom_derivatives,
+    dtypes,
+    flattree,
+    pjit,
+    source_info_util,
+    tree_util,
+)
 from jax._src.hijax import Static
-from jax._src.interpreters import batching
+from jax._src.interpreters import batching, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
+from jax._src.lib import _jax as _jaxlib
 from jax._src.lib import guard_lib
 from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental import hijax
@@ -458,3 +471,84 @@ if not _keeps_nonzero(vjp_from_lin):
 def is_zero(x: Any) -> bool:
     """Whether a tangent or cotangent is a symbolic zero."""
     return isinstance(x, Zero)
+
+
+# --- calls at the speed of arrays --------------------------------------------------------------------------------------
+#
+# `jax.jit` opens arguments and closes results in C++, by a registry in which JAX itself has typed keys.  Hi classes stand
+# in that one alone: everywhere else (`jax.tree`, a trace) a hi value is one leaf.
+
+
+class _CallPath(NamedTuple):
+    """The private names of a call in C++."""
+
+    make: Callable[..., Any]
+    registry: Any
+    shard: Callable[..., Any]
+    cache: Any
+
+
+def _call_path() -> _CallPath | None:
+    """``None`` where this JAX has other names: then calls go through Python."""
+    try:
+        names = _CallPath(
+            _jaxlib.pjit, tree_util.dispatch_registry, pxla.cc_shard_arg, _jaxlib.PjitFunctionCache(capacity=8192)
+        )
+        probe = jax.jit(lambda: ())
+        names.make("probe", probe, probe._cache_miss, (), (), (), names.registry, names.shard, names.cache)
+        known = callable(names.registry.register_node) and callable(names.registry.flatten)
+        return names if known and "out_pytree_def" in pxla.MeshExecutableFastpathData._fields else None
+    except (AttributeError, TypeError):
+        return None
+
+
+call_path = _call_path()
+
+
+def register_node(cls: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]) -> None:
+    """Let calls in C++ open and close values of a class: ``flatten(value) -> (components, its type)``, and back."""
+    if call_path is not None:
+        call_path.registry.register_node(cls, flatten, unflatten)
+
+
+def fast_call(fun: Callable[..., Any], miss: Callable[..., Any], nums: Any = (), names: Any = (), key: Any = ()) -> Any:
+    """A function called in C++ once ``miss(*args)`` has given the result, what to do from then on for arguments of these
+    types (see `call_miss`; ``None``: ask again), and whether to forget the entry.
+
+    Functions with equal ``key`` share what is known of ``fun``.  Needs `call_path`.
+    """
+    assert call_path is not None
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return call_path.make(name, fun, miss, nums, names, key, call_path.registry, call_path.shard, call_path.cache)
+
+
+def call_miss(jitted: Any, los: Sequence[Any], close: Callable[[list[Any]], Any]) -> tuple[Any, Any, bool]:
+    """Call a jitted function of arrays, close its results; how to do both in C++ next time."""
+    outs, data, forget = jitted._cache_miss(*los)
+    out = close(outs)
+    if data is not None:
+        data = data._replace(out_pytree_def=call_path.registry.flatten(out)[1])  # type: ignore[union-attr]
+    return out, data, forget
+
+
+def own_miss(jitted: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
+    """What `jax.jit` itself does the first time."""
+    return jitted._cache_miss(*args, **kwargs)
+
+
+def is_high(jaxpr: Any) -> bool:
+    """Whether hi values stand anywhere in a jaxpr."""
+    return jaxpr.is_high
+
+
+def prepare_lowering(traced: Any, flat: Any) -> Any:
+    """A traced function of hi values, to be lowered with the shardings of the same program on arrays.
+
+    Where only results are hi, the compiled function expects each argument in a list.
+    """
+    lo, avals = traced.lojax, traced.jaxpr.in_avals
+    names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    lo._params = lo._params | {k: flat._params[k] for k in names}
+    if not any(map(is_hi, avals)) and any(map(is_hi, traced.jaxpr.out_avals)):
+        _, lo._in_tree = tree_util.tracing_registry.flatten(traced.in_tree.unflatten([[a] for a in avals]))
+    return traced

@@ -12,6 +12,7 @@ The statement is read once, into a `Declaration`; from then on values are built,
 
 import copy
 import inspect
+import operator
 import sys
 from collections import ChainMap
 from collections.abc import Sequence
@@ -114,6 +115,8 @@ class Value(metaclass=ValueMeta):
         cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
         cls.__signature__ = _build.signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
+        if all(getattr(cls._hitype, n) is getattr(ValueType, n) for n in _LOWERING):
+            _jax.register_node(cls, _open_leaves, ValueType.of_leaves)
         if _components is None and decl.tangent.by_components:
             cls._tangent_class = _companion(cls)
 
@@ -306,6 +309,11 @@ def _show_static(s: Static, v: Any) -> str:
 
 def _type_of(value: Any) -> ValueType:
     return value._type
+
+
+_open_leaves = operator.attrgetter("_leaves", "_type")
+_LOWERING = ("lo_ty", "lower_val", "raise_val", "open_val", "of_leaves")
+"""A type that replaces one of these is opened and closed in Python alone."""
 
 
 class _Key:
