@@ -29,6 +29,7 @@ ORDER = [
     "_moves",
     "_jit",
     "_policies",
+    "_optimize",
     "_override",
     "_match",
     "_op",

@@ -6,6 +6,7 @@ from typax._jit import jit
 from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
+from typax._optimize import apply_updates, optimizer, tangent_zeros
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._show import show
 from typax._spec import Axes, Pspec
@@ -39,6 +40,7 @@ __all__ = [
     "Tup",
     "Value",
     "ValueType",
+    "apply_updates",
     "dense",
     "dot_general",
     "factors",
@@ -48,11 +50,13 @@ __all__ = [
     "lift",
     "matmul",
     "op",
+    "optimizer",
     "outer",
     "quantize",
     "reshard",
     "retract",
     "show",
+    "tangent_zeros",
     "transpose",
     "tup",
     "unshare",

@@ -30,13 +30,20 @@ def retract(value: Any, tangent: Any) -> Any:
       TypeError: if the tangent is not one of the value's, or the class has no ``from_dense`` where that is needed.
     """
     ty = _jax.typeof(value)
-    if not isinstance(ty, ValueType):
-        return value if not has_tangent(ty) else (value + tangent).astype(ty.dtype)
     want, got = ty.to_tangent_aval(), _jax.typeof(tangent)
-    same = want == got if _jax.is_hi(want) else not _jax.is_hi(got) and want.shape == got.shape
-    if not same:
+    if not _is_tangent(want, got):
         raise TypeError(f"typax.retract: tangents of {ty} are of type {want}, not {got}")
-    return ty.decl.tangent.retract(ty, value, tangent)
+    if isinstance(ty, ValueType):
+        return ty.decl.tangent.retract(ty, value, tangent)
+    if _jax.is_hi(ty):
+        raise TypeError(f"typax.retract: {ty} is not a declared type, so how its values move is not known")
+    return (value + tangent).astype(ty.dtype) if has_tangent(ty) else value
+
+
+def _is_tangent(want: Any, got: Any) -> bool:
+    if _jax.is_hi(want) or _jax.is_hi(got):
+        return want == got
+    return want.shape == got.shape and (want.dtype == _jax.float0) == (got.dtype == _jax.float0)
 
 
 def from_dense(ty: ValueType, array: Any, what: str) -> Any:

@@ -438,7 +438,7 @@ def dense_fn(ty: ValueType) -> Callable[..., Any]:
 
 
 def dense(value: Any) -> Any:
-    """The array that a value stands for; of a record, the pytree of what its components stand for.
+    """The array that a value stands for; of a record, the pytree of what its components stand for; of a tree, one of these.
 
     An array is returned as it is.  Differentiating goes through as if it were the identity: the tangent of a value with
     dense tangents *is* the tangent of this array.
@@ -448,7 +448,12 @@ def dense(value: Any) -> Any:
         another type than its annotation says.
     """
     value = pack_open(value)
-    ty = _jax.typeof(value)
+    try:
+        ty = _jax.typeof(value)
+    except TypeError:
+        if jax.tree_util.all_leaves([value]):
+            raise
+        return jax.tree.map(dense, value)
     if not isinstance(ty, ValueType):
         if _jax.is_hi(ty):
             raise TypeError(
