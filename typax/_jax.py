@@ -28,7 +28,7 @@ from jax._src.hijax import Static
 from jax._src.interpreters import batching, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as _lax
-from jax._src.lib import _jax as _jaxlib
+from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import guard_lib
 from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental import hijax
@@ -494,7 +494,7 @@ def _call_path() -> _CallPath | None:
         names = _CallPath(
             _jaxlib.pjit, tree_util.dispatch_registry, pxla.cc_shard_arg, _jaxlib.PjitFunctionCache(capacity=8192)
         )
-        probe = jax.jit(lambda: ())
+        probe: Any = jax.jit(lambda: ())
         names.make("probe", probe, probe._cache_miss, (), (), (), names.registry, names.shard, names.cache)
         known = callable(names.registry.register_node) and callable(names.registry.flatten)
         return names if known and "out_pytree_def" in pxla.MeshExecutableFastpathData._fields else None

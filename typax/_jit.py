@@ -101,8 +101,8 @@ class Jitted:
         leaves, tree = jax.tree.flatten(shardings, is_leaf=_is_sharding)
         rest = {k: v for k, v in options.items() if k not in SHARDINGS}
         self.shardings, self.by_class = shardings, any(isinstance(s, _jax.HiPspec) for s in leaves)
-        self.bare = jax.jit(fun, **rest)
-        self.own = jax.jit(fun, **options) if shardings and not self.by_class else self.bare
+        self.bare: Any = jax.jit(fun, **rest)
+        self.own: Any = jax.jit(fun, **options) if shardings and not self.by_class else self.bare
         self.options = {k: v for k, v in rest.items() if k in KEPT}
         self.nums, self.names = static_arguments(fun, rest.get("static_argnums"), rest.get("static_argnames"))
         self.key = (tuple(map(str, rest.items())), tuple(leaves), tree)
@@ -145,7 +145,7 @@ class Jitted:
         """JAX's function, for arrays and for a program that is being traced."""
         if self.shardings and (self.by_class or any(map(_jax.is_hi_value, jax.tree.leaves((args, kwargs))))):
             raise NotImplementedError(
-                f"{self.__name__}: {' and '.join(self.shardings)} of hi values inside a program that is being traced; "
+                f"typax.jit: {' and '.join(self.shardings)} of hi values inside a program that is being traced; "
                 "leave them out, and use typax.reshard there"
             )
         return self.own
@@ -230,7 +230,8 @@ def jit(fun: Any = None, /, **options: Any) -> Any:
     jitted = Jitted(fun, options)
     if _jax.call_path is None:
         return jitted
-    call = functools.update_wrapper(_jax.fast_call(fun, jitted.miss, jitted.nums, jitted.names, jitted.key), fun)
+    call = _jax.fast_call(fun, jitted.miss, jitted.nums, jitted.names, jitted.key)
+    functools.update_wrapper(call, fun)
     call.trace, call.lower, call.eval_shape = jitted.trace, jitted.lower, jitted.eval_shape
 
     def clear_cache() -> None:
