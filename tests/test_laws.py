@@ -181,6 +181,8 @@ def test_types_written_by_hand_are_checked_as_far_as_laws_apply():
     assert result.ok, str(result)
     with pytest.raises(TypeError, match="Codes is written by hand, so that no examples follow"):
         laws.check(Codes)
+    with pytest.raises(TypeError, match=r"Encode is written by hand, .*examples=\{fn: \[...\]\}"):
+        laws.check(None, [encode])
 
 
 def test_examples_of_ops_on_primitives():

@@ -258,13 +258,13 @@ class Value(metaclass=ValueMeta):
     def _show_type(cls, ty: ValueType, short_dtypes: bool = False) -> str:
         """How the type prints in jaxprs."""
         decl = ty.decl
-        if decl.is_record:
-            named = len(decl.components) > 1 or not typing_tree(next(iter(decl.components)).patterns[0].cls)
-            parts = [(f"{c.name}:" if named else "") + a.str_short(short_dtypes) for c, a in ty.fields]
-            return f"{decl.name}{{{','.join(parts)}}}"
         pairs = zip(decl.statics, ty.statics, strict=True)
         extra = [_show_static(s, v) for s, v in pairs if not _same(s, v)] + _open_dtypes(ty)
         own = f"<{','.join(extra)}>" if extra else ""
+        if decl.is_record:
+            named = not any(typing_tree(c.patterns[0].cls) for c in decl.components[:1]) or len(decl.components) > 1
+            parts = [(f"{c.name}:" if named else "") + a.str_short(short_dtypes) for c, a in ty.fields]
+            return f"{decl.name}{own}{{{','.join(parts)}}}"
         dt = ty.dense_type
         vary = ",".join(sorted(_jax.varying(dt)))
         return f"{decl.name}{own}[{_axes.show(_axes.of_type(dt))}]" + (f"{{V:{vary}}}" if vary else "")

@@ -12,7 +12,35 @@ from typax import _jax
 from typax._policies import retract
 from typax._structural import by_components, close_tangent
 from typax.laws._law import Call, NotApplicable
-from typax.laws._values import _inexact, _rounds, _wide, differentiable, meaning, opened, rounds, tangent
+from typax.laws._values import (
+    _inexact,
+    _rounds,
+    _wide,
+    differentiable,
+    lowered,
+    meaning,
+    moves_by_arrays,
+    opened,
+    raised,
+    rounds,
+    spec_of,
+    tangent,
+)
+
+
+class ByHand:
+    """A function of values made of primitives written by hand, in the place of an op: ``fn``, and its reference or None."""
+
+    within, primitive = 8, None
+
+    def __init__(self, fn: Callable[..., Any], reference: Any = None) -> None:
+        self.fn, self.reference = fn, reference
+        cls = getattr(fn, "__self__", None)  # of a primitive, by a classmethod
+        self.name = cls.__name__ if isinstance(cls, type) else getattr(fn, "__name__", str(fn))
+        self.rules: dict[str, Any] = {}
+
+    def __call__(self, *args: Any, **statics: Any) -> Any:
+        return self.fn(*args, **statics)
 
 
 def reference(call: Call) -> Callable[..., Any]:
@@ -62,6 +90,13 @@ def result_types(call: Call) -> list[Any]:
     return list(jax.jit(call.run).trace(*call.args).jaxpr.out_avals)
 
 
+def mapped(fn: Callable[..., Any], args: Sequence[Any], size: int, axes: Any) -> Callable[..., Any]:
+    """``fn``, whose operands are like ``args``, mapped over ``axes`` of them, with its results along their leading axes."""
+    outs = jax.jit(fn).trace(*args)
+    out_axes = jax.tree.structure(outs.out_info).unflatten([spec_of(t, 0) for t in outs.jaxpr.out_avals])
+    return jax.vmap(fn, in_axes=tuple(axes), out_axes=out_axes, axis_size=size)
+
+
 def derivative(call: Call) -> tuple[Callable[..., Any], list[int], list[Any]]:
     """The op as a function of those operands that have tangents, which these are, and their values."""
     which = differentiable(call.args)
@@ -103,9 +138,7 @@ def directional(call: Call, which: Sequence[int], tangents: Sequence[Any]) -> tu
     """
     move = dict(zip(which, tangents, strict=True))
     by_op = call.op.reference is None
-    if by_op and not all(
-        by_components(_jax.typeof(x)) or not _jax.is_hi_value(x) for i in which for x in _leaves(call.args[i])
-    ):
+    if by_op and not all(_moves(_jax.typeof(x)) for i in which for x in _leaves(call.args[i])):
         raise NotApplicable("the op has no reference, and its operands do not move by components")
     f = on_dense(call) if by_op else reference(call)
 
@@ -126,6 +159,10 @@ def directional(call: Call, which: Sequence[int], tangents: Sequence[Any]) -> tu
     return slopes[1], errors
 
 
+def _moves(ty: Any) -> bool:
+    return by_components(ty) or not _jax.is_hi(ty) or moves_by_arrays(ty)
+
+
 def _leaves(x: Any) -> list[Any]:
     return jax.tree.leaves(x)
 
@@ -140,9 +177,11 @@ def _moved(x: Any, t: Any, h: float) -> Any:
 def _move(x: Any, t: Any, h: float) -> Any:
     ty = _jax.typeof(x)
     leaves = [a * jnp.asarray(h, a.dtype) for a in opened(x, t)]
+    if moves_by_arrays(ty):
+        return raised(ty, [a + b for a, b in zip(lowered(x), leaves, strict=True)])
     if by_components(ty):
         return retract(x, close_tangent(ty, leaves))
-    return meaning(x) + leaves[0]
+    return meaning(x) + leaves[0] if leaves else x
 
 
 def directions(args: Sequence[Any], seed: int = 1) -> list[Any]:

@@ -14,7 +14,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import hypothesis
@@ -25,6 +25,7 @@ from hypothesis.strategies import SearchStrategy
 from typax import _jax
 from typax._op import Op
 from typax.laws import _draw
+from typax.laws._calls import ByHand
 from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
 from typax.laws._values import lowered, types
 
@@ -127,6 +128,9 @@ def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> 
     given = {k: v for k, v in given.items() if (k, v) not in makers}
     out = [] if cls is None else [_type_subject(cls, given.get(cls), makers)]
     for item in ops:
+        if (hand := _by_hand(item)) is not None:
+            out.append(_hand_subject(hand, given))
+            continue
         op, impls = (item, item.impls) if isinstance(item, Op) else (item[0], [item[1]])
         if op in given:
             out.append(_op_subject(op, None, given[op], cls, makers))
@@ -134,6 +138,17 @@ def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> 
         mine = [i for i in impls if cls is None or len(impls) == 1 or concerns(i, cls)]
         out += [_op_subject(op, i, None, cls, makers) for i in mine]
     return out
+
+
+def _by_hand(item: Any) -> ByHand | None:
+    fn, ref = item if isinstance(item, tuple) else (item, None)
+    return None if isinstance(fn, Op) else ByHand(fn, ref)
+
+
+def _hand_subject(op: ByHand, given: Any) -> Subject:
+    if (examples := given.get(op.fn)) is None:
+        raise TypeError(f"{op.name} is written by hand, so that no examples follow; give some: examples={{fn: [...]}}")
+    return _op_subject(op, None, examples, None, ())
 
 
 def concerns(impl: Any, cls: Any) -> bool:
@@ -159,7 +174,7 @@ def _as_values(x: Any) -> Values:
     return x if isinstance(x, Values) else Values(x, (x, x))
 
 
-def _op_subject(op: Op, impl: Any, examples: Any, owner: Any, makers: Any) -> Subject:
+def _op_subject(op: Any, impl: Any, examples: Any, owner: Any, makers: Any) -> Subject:
     if examples is None:
         name = op.name
         if len(op.impls) > 1:
@@ -177,9 +192,9 @@ def _short(impl: Any) -> str:
     return "(" + ", ".join("|".join(getattr(p.cls, "__name__", str(p.cls)) for p in ps) for ps in impl.operands) + ")"
 
 
-def _as_call(op: Op, x: Any) -> Call:
+def _as_call(op: Any, x: Any) -> Call:
     if isinstance(x, Call):
-        return x
+        return replace(x, op=op)
     args, statics = x if len(x) == 2 and isinstance(x[0], tuple) and isinstance(x[1], dict) else (x, {})
     return Call(op, tuple(args), (tuple(args), tuple(args)), statics)
 
@@ -307,7 +322,8 @@ def check(
     Args:
       cls: a subclass of `typax.Value`, or a class that is registered as that of a hi type written by hand.
       ops: ops; those implementations are checked that take a value of ``cls``, or all of an op that has one. A pair of an
-        op and one of its implementations is checked alone.
+        op and one of its implementations is checked alone. A function of primitives written by hand stands as
+        it is, or as a pair with its reference; it needs ``examples``.
       laws: the names of laws (default: all).
       examples: a strategy or a list of values of ``cls``, or an op that makes its values of arrays; or a dict of such, by
         class and by op. An example of an op is a tuple of operands, or a pair of such a tuple and a dict of statics.
@@ -319,6 +335,7 @@ def check(
       A `Result`: ``ok``, ``cells``, and as a string a table.
 
     Raises:
+      TypeError: for a class or a function written by hand without examples.
       ValueError: for a law that does not exist.
     """
     todo = list(pairs(subjects(cls, ops, examples), laws))

@@ -1,5 +1,6 @@
 """Values taken apart and compared: lowered arrays, stacks and slices, what is stood for, tangents, and bounds of error."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,13 +127,21 @@ def meaning(tree: Any) -> Any:
 
 def _meaning(x: Any) -> Any:
     ty = _jax.typeof(x)
+    if is_raw(ty):
+        cls = _class_of(ty)
+        if not hasattr(cls, "dense"):
+            raise NotApplicable(
+                f"a value of type {ty}, written by hand, does not say what it stands for: give {cls.__name__} a method dense"
+            )
+        return cls.dense(x)
     if not isinstance(ty, ValueType):
-        if _jax.is_hi(ty):
-            raise NotApplicable(f"a value of type {ty}, written by hand, does not say what it stands for")
         return x
     if ty.decl.is_record:
         return record_view(ty.decl, ty.tree.unflatten([_meaning(c) for c in component_leaves(x)]))
     return dense(x)
+
+
+_class_of = functools.cache(_jax.value_class)
 
 
 # --- stacks --------------------------------------------------------------------------------------------------------
@@ -191,10 +200,12 @@ def tangent(tree: Any, seed: int, ct: bool = False) -> Any:
 
     def make(x: Any) -> Any:
         ty = _jax.typeof(x)
-        if is_raw(ty) and _jax.is_hi(ty.to_tangent_aval()):
-            raise NotApplicable(f"tangents of {ty}, written by hand, are of type {ty.to_tangent_aval()}")
         if is_raw(ty):
-            return jnp.asarray(rng.uniform(-1, 1, ty.to_tangent_aval().shape), ty.to_tangent_aval().dtype)
+            of = ty.to_ct_aval() if ct else ty.to_tangent_aval()
+            los = of.lo_ty() if _jax.is_hi(of) else [of]
+            if not all(_inexact(a.dtype) for a in los):
+                raise NotApplicable(f"tangents of {ty}, written by hand, are made of {show(los)}")
+            return raised(of, [jnp.asarray(rng.uniform(-1, 1, a.shape), a.dtype) for a in los])
         leaves = [jnp.asarray(rng.uniform(-1, 1, v.shape), v.dtype) for v in tangent_views(ty)]
         return close_tangent(ty, leaves, ct)
 
@@ -207,8 +218,17 @@ def opened(primals: Any, tangents: Any) -> list[Any]:
     return [
         a
         for x, t in zip(flat, jax.tree.structure(primals).flatten_up_to(tangents), strict=True)
-        for a in ([t] if is_raw(_jax.typeof(x)) else open_tangent(_jax.typeof(x), t))
+        for a in (lowered(t) if is_raw(_jax.typeof(x)) else open_tangent(_jax.typeof(x), t))
     ]
+
+
+def moves_by_arrays(ty: Any) -> bool:
+    """Whether the tangents of a type written by hand are made of the same arrays as its values."""
+    t = ty.to_tangent_aval() if is_raw(ty) else None
+    if not _jax.is_hi(t):
+        return False
+    a, b = ([(tuple(x.shape), x.dtype) for x in of.lo_ty()] for of in (ty, t))
+    return a == b
 
 
 def rounds(tree: Any) -> bool:
@@ -219,7 +239,7 @@ def rounds(tree: Any) -> bool:
 def _rounds(ty: Any) -> bool:
     if by_components(ty):
         return any(map(_rounds, ty.leaves))
-    return _jax.is_hi(ty) and _jax.is_hi(ty.to_tangent_aval())
+    return isinstance(ty, ValueType) and _jax.is_hi(ty.to_tangent_aval())
 
 
 def inner(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float]:

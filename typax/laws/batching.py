@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from typax import _jax
-from typax._byhand import is_raw
+from typax.laws._calls import mapped
 from typax.laws._law import Broken, Call, NotApplicable, law
 from typax.laws._values import close, meaning, near, spec_of, stacked
 from typax.laws.mapping import places
@@ -37,36 +37,35 @@ def batch_is_loop(op: Any, call: Call) -> None:
     if not count:
         raise NotApplicable("the op has no operands")
     subsets = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
-    for mapped in subsets[:7]:
-        loop = _loop(call, mapped)
-        places = {0} | ({max(_last_axis(call.args[i]) for i in mapped)} if len(mapped) == count or count == 1 else set())
-        for place in places:
-            axes = [min(place, _last_axis(x)) if i in mapped else None for i, x in enumerate(call.args)]
+    for chosen in subsets[:7]:
+        loop = _loop(call, chosen)
+        spots = {0} | ({max(_last_axis(call.args[i]) for i in chosen)} if len(chosen) == count or count == 1 else set())
+        for place in spots:
+            axes = [min(place, _last_axis(x)) if i in chosen else None for i, x in enumerate(call.args)]
             args = [
                 x if a is None else stacked([r[i] for r in call.all], a)
                 for i, (x, a) in enumerate(zip(call.args, axes, strict=True))
             ]
             specs = [None if a is None else _specs(x, a) for x, a in zip(args, axes, strict=True)]
-            out = jax.vmap(call.run, in_axes=tuple(specs), axis_size=n)(*args)
-            _against(f"vmap over operands {list(mapped)} along axes {axes}", meaning(out), loop)
+            out = mapped(call.run, call.args, n, specs)(*args)
+            _against(f"vmap over operands {list(chosen)} along axes {axes}", meaning(out), loop)
 
 
 @law("op", "Mapped twice, over the same operands or others, the op is the loop over the loop.")
 def batch_twice(op: Any, call: Call) -> None:
     n, count = len(call.all), len(call.args)
     every = tuple(range(count))
-    twice = [stacked([stacked([r[i] for r in call.all])] * 2) for i in every]
-    if any(is_raw(_jax.typeof(x)) for x in jax.tree.leaves(call.args)):
-        raise NotApplicable("a type written by hand is mapped by its leading axis only")
+    once = [stacked([r[i] for r in call.all]) for i in every]
+    twice = [stacked([x] * 2) for x in once]
     loop = _loop(call, every)
-    out = meaning(jax.vmap(jax.vmap(call.run, axis_size=n), axis_size=2)(*twice))
+    each = [_specs(x, 0) for x in once]
+    inner = mapped(call.run, call.args, n, each)
+    out = meaning(mapped(inner, once, 2, [_specs(x, 0) for x in twice])(*twice))
     for k in range(2):
         _against(f"vmap of vmap, element {k},", jax.tree.map(lambda x, k=k: x[k], out), loop)
     if count > 1:
-        first = stacked([r[0] for r in call.all])
-        rest = [stacked([r[i] for r in call.all]) for i in every[1:]]
-        inner = jax.vmap(call.run, in_axes=(0, *(None,) * (count - 1)), axis_size=n)
-        out = meaning(jax.vmap(inner, in_axes=(None, *(0,) * (count - 1)), axis_size=n)(first, *rest))
+        inner = mapped(call.run, call.args, n, [each[0], *(None,) * (count - 1)])
+        out = meaning(mapped(inner, [once[0], *call.args[1:]], n, [None, *each[1:]])(*once))
         for k, row in enumerate(call.all):
             loop = [meaning(call.run(r[0], *row[1:])) for r in call.all]
             _against("vmap over the first operand, then the others,", jax.tree.map(lambda x, k=k: x[k], out), loop)

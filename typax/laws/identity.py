@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from typax import _jax
+from typax._byhand import is_raw
 from typax._type import ValueType, dense_type
 from typax.laws._law import Broken, NotApplicable, Values, law
 from typax.laws._values import host, lowered, meaning, raised, same, show, types
@@ -142,7 +143,8 @@ def _same_host(what: str, got: Any, want: Any) -> None:
 def dense_declared(cls: Any, example: Values) -> None:
     v = example.value
     ty = _jax.typeof(v)
-    got, want = meaning(v), dense_type(ty)
+    got = meaning(v)
+    want = got if is_raw(ty) else dense_type(ty)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         if (tuple(g.shape), g.dtype) != (tuple(w.shape), w.dtype):
             raise Broken(f"dense(v) of {ty} is {_jax.typeof(g)}, but {w} is declared: shapes would lie")

@@ -81,8 +81,10 @@ def dense_of_stack(cls: Any, example: Values) -> None:
         )
         mapped = jax.tree.leaves(jax.vmap(meaning, in_axes=spec_of(ty, k), out_axes=k, axis_size=n)(v))
         close(f"vmap of dense along axis {k}", mapped, stack, near(mapped, stack, 4), "mapped programs see other values")
-    twice = stacked([stacked(example.all)] * 2)
-    got = jax.tree.leaves(jax.vmap(jax.vmap(meaning, axis_size=n), axis_size=2)(twice))
+    once = stacked(example.all)
+    twice = stacked([once] * 2)
+    inner = jax.vmap(meaning, in_axes=spec_of(_jax.typeof(once)), axis_size=n)
+    got = jax.tree.leaves(jax.vmap(inner, in_axes=spec_of(_jax.typeof(twice)), axis_size=2)(twice))
     stack = [jnp.stack([jnp.stack(xs)] * 2) for xs in zip(*want, strict=True)]
     close("vmap of vmap of dense", got, stack, near(got, stack, 4), "mapped programs see other values")
 
@@ -113,10 +115,12 @@ def carried(cls: Any, example: Values) -> None:
     same("what a loop swaps three times", out, (b, a), "loops change the values that they carry")
     (c, d), _ = jax.lax.scan(lambda c, _: (swap(c), None), (a, b), None, length=3)
     same("what a scan swaps three times", (c, d), (b, a), "loops change the values that they carry")
-    choose = jax.jit(lambda p, a, b: jax.lax.cond(p, lambda a, b: a, lambda a, b: b, a, b))
+    # jit of a branch asks a type for `mat`, which one written by hand need not have
+    jit = jax.jit if hasattr(_jax.typeof(a), "mat") else lambda f: f
+    choose = jit(lambda p, a, b: jax.lax.cond(p, lambda a, b: a, lambda a, b: b, a, b))
     same("cond(True, a, b)", choose(True, a, b), a, "branches change what they return")
     same("cond(False, a, b)", choose(False, a, b), b, "branches change what they return")
-    switch = jax.jit(lambda i, a, b: jax.lax.switch(i, [lambda a, b: a, lambda a, b: b], a, b))
+    switch = jit(lambda i, a, b: jax.lax.switch(i, [lambda a, b: a, lambda a, b: b], a, b))
     same("switch(1, a, b)", switch(1, a, b), b, "branches change what they return")
 
 

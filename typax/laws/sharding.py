@@ -39,11 +39,16 @@ def placements(ndim: int) -> list[tuple[Any, ...]]:
 def placed(x: Any, parts: tuple[Any, ...]) -> Any:
     """A value partitioned as the array that it stands for would be. Raises a TypeError where it cannot be."""
     ty = _jax.typeof(x)
-    if not _jax.is_hi(ty):
-        return jax.device_put(x, jax.P(*parts))
-    if not isinstance(ty, ValueType) or ty.decl.is_record:
-        raise NotApplicable(f"a value of type {ty} stands for no single array that could be placed")
-    return reshard(x, jax.P(*parts))
+    if isinstance(ty, ValueType) and not ty.decl.is_record:
+        try:
+            return reshard(x, jax.P(*parts))
+        except ValueError as e:  # an axis of odd size
+            raise TypeError(str(e)) from None
+    if _jax.is_hi(ty):
+        raise TypeError(f"a value of type {ty} stands for no single array that could be placed")
+    if any(p is not None and n % 2 for n, p in zip(ty.shape, parts, strict=True)):
+        raise TypeError(f"axes of {ty} are not shared evenly by two devices")
+    return jax.device_put(x, jax.P(*parts))
 
 
 def _where(x: Any, what: str) -> None:
@@ -131,7 +136,10 @@ def shard_map(cls: Any, example: Values) -> None:
     want = meaning(v)
     spec = cls.P("i")
     with devices():
-        w = reshard(v, spec)
+        try:
+            w = reshard(v, spec)
+        except ValueError as e:
+            raise NotApplicable(str(e)) from None
         f = jax.jit(jax.shard_map(dense, in_specs=spec, out_specs=jax.P("i")))
         got = f(w)
         close("dense in a shard_map", got, want, near(got, want, 4), "devices see other parts than their own")
