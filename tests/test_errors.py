@@ -181,7 +181,7 @@ USES = {
     "add": lambda v: v + 1, "radd": lambda v: 1 + v, "eq": lambda v: v == 1, "ne": lambda v: v != v, "lt": lambda v: v < 1,
     "neg": lambda v: -v, "abs": abs, "invert": lambda v: ~v, "truediv": lambda v: v / 2, "pow": lambda v: v**2,
     "rpow": lambda v: 2**v, "floordiv": lambda v: v // 2, "and": lambda v: v & 1, "divmod": lambda v: divmod(v, 2),
-    "getitem": lambda v: v[0], "contains": lambda v: 1 in v, "len": len, "iter": list, "T": lambda v: v.T,
+    "contains": lambda v: 1 in v, "iter": list, "T": lambda v: v.T,
     "at": lambda v: v.at[0], "astype": lambda v: v.astype(jnp.float32), "sum": lambda v: v.sum(), "jnp.sum": jnp.sum,
     "jnp.stack": lambda v: jnp.stack([v, v]),
 }  # fmt: skip

@@ -28,6 +28,7 @@ ORDER = [
     "_structural",
     "_moves",
     "_jit",
+    "_indexing",
     "_policies",
     "_optimize",
     "_override",

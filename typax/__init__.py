@@ -3,6 +3,7 @@
 from typax import hijax
 from typax._codes import dot_general, gather, transpose
 from typax._jit import jit
+from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
@@ -57,6 +58,13 @@ __all__ = [
     "retract",
     "show",
     "tangent_zeros",
+    "concatenate",
+    "expand_dims",
+    "moveaxis",
+    "squeeze",
+    "stack",
+    "take",
+    "where",
     "transpose",
     "tup",
     "unshare",

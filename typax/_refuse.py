@@ -13,7 +13,7 @@ from typax import _jax
 OPERATORS = """
     add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow matmul rmatmul
     and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert round eq ne lt le gt ge
-    getitem contains len iter bool int float complex
+    contains iter bool int float complex
 """
 METHODS = """
     all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate cumprod cumsum diagonal
@@ -23,7 +23,7 @@ METHODS = """
 PROPERTIES = "T at flat imag mT real"
 NAMES = frozenset((METHODS + PROPERTIES).split())
 #: A class that defines one of these itself: the name under which a tracer finds it on its type.
-FORWARDED = {f"__{n}__": f"_{n}" for n in OPERATORS.split()}
+FORWARDED = {f"__{n}__": f"_{n}" for n in f"{OPERATORS} getitem len".split()}
 
 
 class NoSuchAttribute(TypeError, AttributeError):

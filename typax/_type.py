@@ -357,9 +357,12 @@ class ValueType(Partitioned, _jax.HiType):
             return self
         specs, k = self._checked(spec, adding=False)
         if k is None:
+            self._refuse_other_size(size, [(a, s) for a, s in zip(self.leaves, specs, strict=True) if isinstance(s, int)])
             return self.with_leaves(
                 [a if s is None else a.dec_rank(size, own_spec(a, s)) for a, s in zip(self.leaves, specs, strict=True)]
             )
+        if size is not None and self.batch[k].size != size:
+            raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
         leaves, masks = [], []
         for (c, a), s, m in zip(self.fields, specs, self.masks, strict=True):
             if s is None and m[k]:
@@ -368,9 +371,16 @@ class ValueType(Partitioned, _jax.HiType):
                 )
             leaves.append(a.dec_rank(size, own_spec(a, sum(m[:k]))) if m[k] else a)
             masks.append(m[:k] + m[k + 1 :])
-        if size is not None and self.batch[k].size != size:
-            raise TypeError(f"cannot map batch axis {k} of {self}, of size {self.batch[k].size}, as if of size {size}")
         return type(self)(self.decl, leaves, self.tree, self.statics, tuple(masks))
+
+    def _refuse_other_size(self, size: int | None, mapped: Sequence[tuple[Any, int]]) -> None:
+        for a, s in mapped:
+            if size is None or not isinstance(a, _jax.ShapedArray) or (s < a.ndim and a.shape[s] == size):
+                continue
+            own = f"axis {s} of its component {a}"
+            raise TypeError(
+                f"cannot map {self} along an axis of size {size}: {own} " + ("differs" if s < a.ndim else "is none")
+            )
 
     def inc_rank(self, size: int | None, spec: Any, mesh_axis: Any = None) -> Any:
         if spec is None:

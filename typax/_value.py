@@ -26,6 +26,7 @@ from typax import _axes, _build, _interpret, _jax, _policies, _refuse
 from typax._axes import static_key
 from typax._declaration import MISSING, Component, Declaration, Static
 from typax._declare import ValueMeta, declare
+from typax._indexing import index
 from typax._moves import permute_batch
 from typax._op import Op
 from typax._spec import Pspec, of_class
@@ -105,6 +106,7 @@ class Value(metaclass=ValueMeta):
         statics = {s.name: _static_property(s.name) for s in decl.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
         methods |= {"transpose": _jax.aval_method(cls.transpose)}
+        methods |= {"_getitem": staticmethod(cls.__getitem__), "_len": staticmethod(cls.__len__)}
         if hitype is not None and not (isinstance(hitype, type) and issubclass(hitype, ValueType)):
             raise TypeError(f"{cls.__name__}: hitype={hitype!r} is no subclass of typax.ValueType")
         inherited = next((b._base_hitype for b in cls.__mro__[1:] if "_base_hitype" in vars(b)), ValueType)
@@ -214,6 +216,16 @@ class Value(metaclass=ValueMeta):
     __array_priority__ = 1000  # an operator with a NumPy array on its left is the value's
     __jax_array__ = property(lambda self: lambda: _refuse.not_an_array(self))
     __hash__ = object.__hash__
+
+    def __getitem__(self, at: Any) -> Any:
+        """Index the batch axes, by integers, slices, integer arrays, ``None`` and ``...``."""
+        return index(self, at)
+
+    def __len__(self) -> int:
+        shape = _jax.typeof(self).shape
+        if not shape:
+            raise TypeError(f"a value of type {_jax.typeof(self)} has no axis, so that it has no length")
+        return int(shape[0])
 
     def transpose(self, *permutation: Any) -> Any:
         """Permute the axes; batch axes freely, and others if the type implements ``typax.transpose``."""
