@@ -2,8 +2,8 @@
 
 from typax import hijax
 from typax._codes import dot_general, gather, transpose
-from typax._jit import jit
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
+from typax._jit import jit
 from typax._lift import Receipt, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
@@ -32,8 +32,8 @@ __all__ = [
     "LowRank",
     "NoTangent",
     "Op",
-    "QArray",
     "Pspec",
+    "QArray",
     "Rank1",
     "Receipt",
     "Sum",
@@ -42,14 +42,17 @@ __all__ = [
     "Value",
     "ValueType",
     "apply_updates",
+    "concatenate",
     "dense",
     "dot_general",
+    "expand_dims",
     "factors",
     "gather",
     "hijax",
     "jit",
     "lift",
     "matmul",
+    "moveaxis",
     "op",
     "optimizer",
     "outer",
@@ -57,15 +60,12 @@ __all__ = [
     "reshard",
     "retract",
     "show",
-    "tangent_zeros",
-    "concatenate",
-    "expand_dims",
-    "moveaxis",
     "squeeze",
     "stack",
     "take",
-    "where",
+    "tangent_zeros",
     "transpose",
     "tup",
     "unshare",
+    "where",
 ]
