@@ -47,6 +47,11 @@ ORDER = [
     "lowrank",
     "tup",
     "sums",
+    "io._disk",
+    "io._safetensors",
+    "io._tree",
+    "io._save",
+    "io",
     "",  # typax/__init__.py
     "laws._law",
     "laws._values",

@@ -1,6 +1,6 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
-from typax import hijax
+from typax import hijax, io
 from typax._codes import dot_general, gather, transpose
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
@@ -49,6 +49,7 @@ __all__ = [
     "factors",
     "gather",
     "hijax",
+    "io",
     "jit",
     "lift",
     "matmul",

@@ -156,7 +156,7 @@ def static_from_json(data: Any) -> Any:
         return find_class(x)
     if kind == "dtype":
         return dtype_of(x)
-    found = _find_global(x)
+    found = find_global(x)
     if kind == "enum":
         if not (isinstance(found, type) and issubclass(found, enum.Enum)) or told.get("name") not in found.__members__:
             raise ValueError(f"{_brief(data)} is no member of an enum that exists here")
@@ -181,12 +181,21 @@ def dtype_of(name: Any) -> Any:
     """The dtype of that name; raises a ValueError if there is none."""
     if isinstance(name, str):
         if name.startswith("key<"):
-            for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
-                if str(dtype := jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype) == name:
+            for impl in KEYS:
+                if str(dtype := key_dtype(impl)) == name:
                     return dtype
         elif name in _DTYPES:
             return _DTYPES[name]
     raise ValueError(f"{_brief(name)} is no dtype")
+
+
+KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+"""The generators of random numbers whose keys have a form in a file."""
+
+
+def key_dtype(impl: str) -> Any:
+    """The dtype of the keys of a generator."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
 _DTYPES: dict[str, Any] = {
@@ -237,7 +246,8 @@ def _global(name: str) -> Any:
     return found
 
 
-def _find_global(name: str) -> Any:
+def find_global(name: str) -> Any:
+    """What a module that is imported already has under ``module:name``; raises a ValueError if there is nothing."""
     if (found := _global(name)) is None:
         raise ValueError(f"there is no {_brief(name)} yet; import {name.split(':')[0]} first")
     return found

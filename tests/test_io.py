@@ -1,0 +1,371 @@
+"""Trees of values in safetensors files."""
+
+import json
+import os
+import stat
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxtyping import Array, Float32, Int4
+
+import typax
+from typax.io import FileError, _disk, load, save
+
+pytestmark = pytest.mark.core
+
+
+class Packed(typax.Value, name="packed"):
+    """Components of less than a byte, and a static."""
+
+    codes: Int4[Array, "*batch n"]
+    scale: Float32[Array, "*batch"]
+    note: str = "none"
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return self.codes.astype(jnp.float32) * self.scale[..., None]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def example():
+    x = jax.random.normal(jax.random.key(0), (3, 4, 8))
+    return {
+        "layers": [
+            {"w": typax.quantize(x), "b": jnp.arange(3, dtype=jnp.bfloat16)},
+            (typax.outer(jnp.ones(3), jnp.arange(4.0)), typax.tup(typax.quantize(x[0]), jnp.int32(7))),
+        ],
+        "a.b": jnp.ones((2, 0, 3)),
+        "a": {"b": jnp.zeros(()), "nasty": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45])},
+        "pair": Pair(Packed(jnp.arange(-8, 7).astype("int4"), jnp.float32(0.5), "x"), None),
+        "step": 7,
+        "lr": 0.1,
+        "name": "encoder",
+        "done": False,
+        "key": jax.random.key(5),
+        "host": np.arange(4, dtype=np.float64),
+        "fp8": jnp.array([1.5, -448], jnp.float8_e4m3fn),
+        "other": jnp.array([1.5, -3], jnp.float8_e4m3b11fnuz),
+        "bits": np.array([3, 1, 2, 0, 3], ml_dtypes.uint2),
+        "complex": np.array([1 + 2j]),
+        "mask": jnp.array([True, False]),
+    }
+
+
+def _bits(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return (type(x) if isinstance(x, np.ndarray) else jax.Array, x.dtype, x.shape, np.asarray(x).tobytes())
+
+
+def same(a: Any, b: Any) -> None:
+    """The same structure, types and bits."""
+    la, ta = jax.tree.flatten(a)
+    lb, tb = jax.tree.flatten(b)
+    assert ta == tb
+    for x, y in zip(la, lb, strict=True):
+        if not hasattr(x, "dtype") and not isinstance(x, typax.Value):
+            assert type(x) is type(y) and repr(x) == repr(y)
+        elif isinstance(x, typax.Value):
+            assert jax.typeof(x) == jax.typeof(y)
+            same(jax.typeof(x).lower_val(x), jax.typeof(y).lower_val(y))
+        else:
+            assert _bits(x) == _bits(y)
+
+
+def test_a_tree_comes_back_to_the_bit(tmp_path):
+    tree = example()
+    save(tmp_path / "x.safetensors", tree)
+    same(tree, load(tmp_path / "x.safetensors"))
+    with pytest.raises(FileError, match="two of its leaves have the same path"):
+        load(tmp_path / "x.safetensors", like=tree)
+    del tree["a.b"]
+    save(tmp_path / "x.safetensors", tree)
+    same(tree, load(str(tmp_path / "x.safetensors"), like=tree))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [None, 3, {}, [], (), {(1, True): 2, (3, "x"): 4}, jnp.float32(2), np.float64(2), typax.quantize(jnp.ones((0, 3)))],
+)
+def test_the_smallest_trees(tmp_path, tree):
+    save(tmp_path / "x", tree)
+    same(tree, load(tmp_path / "x"))
+
+
+def test_other_readers_find_ordinary_tensors(tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    q = typax.quantize(jnp.ones((2, 3)))
+    save(tmp_path / "x.safetensors", {"enc": {"w": q, "b": jnp.ones(2, jnp.bfloat16)}})
+    with safetensors.safe_open(tmp_path / "x.safetensors", framework="numpy") as f:
+        assert sorted(f.keys()) == ["enc.b", "enc.w.qvalue", "enc.w.scale"]
+        np.testing.assert_array_equal(f.get_tensor("enc.w.qvalue"), q.qvalue)
+        assert f.metadata()["typax"].startswith('{"version":1')
+
+
+def test_a_file_of_another_writer_is_a_flat_dict(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"b.x": np.ones((2, 3), np.float16), "a": np.arange(3)}, tmp_path / "x.safetensors")
+    got = load(tmp_path / "x.safetensors")
+    assert set(got) == {"b.x", "a"}
+    (tmp_path / "x.safetensors").rename(tmp_path / "model.safetensors")
+    assert set(load(tmp_path)) == {"b.x", "a"}
+    same(got["b.x"], jnp.ones((2, 3), jnp.float16))
+    same(got["a"], np.arange(3))  # 64 bits, which JAX does not hold
+
+
+def test_a_part(tmp_path):
+    tree = example()
+    save(tmp_path / "x", tree)
+    same(load(tmp_path / "x", only="layers.0"), {"layers.0.w": tree["layers"][0]["w"], "layers.0.b": tree["layers"][0]["b"]})
+    assert set(load(tmp_path / "x", only=["*.w", "step"])) == {"layers.0.w", "step"}
+    assert set(load(tmp_path / "x", only=lambda p: p.startswith("na"))) == {"name"}
+    with pytest.raises(FileError, match=r"no path is chosen by 'nothing'; it has layers\.0\.w"):
+        load(tmp_path / "x", only="nothing")
+
+
+def test_several_files_with_an_index(tmp_path):
+    tree = example()
+    save(tmp_path / "m", tree, shard_bytes=100)
+    files = sorted(p.name for p in (tmp_path / "m").iterdir())
+    assert len(files) == 4 and files[-1] == "model.safetensors.index.json"
+    same(tree, load(tmp_path / "m"))
+    same(tree, load(tmp_path / "m" / "model.safetensors.index.json"))
+    save(tmp_path / "m", {"w": jnp.ones(3)}, shard_bytes=100)  # what is not of the new checkpoint goes
+    same(load(tmp_path / "m"), {"w": jnp.ones(3)})
+    assert len(list((tmp_path / "m").iterdir())) == 2
+
+
+def test_names_that_would_be_the_same_are_kept_apart(tmp_path):
+    tree = {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(2)}, "__metadata__": jnp.ones(3), "": jnp.ones(4)}
+    save(tmp_path / "x", tree)
+    same(tree, load(tmp_path / "x"))
+
+
+def test_nodes_of_other_kinds_need_a_tree_that_has_them_too(tmp_path):
+    Model = _model()
+    tree = {"m": Model(typax.quantize(jnp.ones((2, 3))))}
+    save(tmp_path / "x", tree)
+    with pytest.raises(FileError, match=r"it has a .*Model in its tree, which only load\(path, like=tree\) can make"):
+        load(tmp_path / "x")
+    same(tree["m"].w, load(tmp_path / "x", like=tree)["m"].w)
+    types = {"m": Model(typax.QArray.type((2, 3)))}
+    same(tree["m"].w, load(tmp_path / "x", like=types)["m"].w)
+    with pytest.raises(FileError, match=r"m\.w is q8\[2,3\], where `like` has q8\[2,4\]"):
+        load(tmp_path / "x", like={"m": Model(typax.QArray.type((2, 4)))})
+    with pytest.raises(FileError, match=r"it has no 'k', which `like` has"):
+        load(tmp_path / "x", like=tree | {"k": jnp.ones(2)})
+    with pytest.raises(FileError, match=r"it has 'm\.w', which `like` has not"):
+        load(tmp_path / "x", like={})
+
+
+def _model():
+    @jax.tree_util.register_pytree_with_keys_class
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        def tree_flatten_with_keys(self):
+            return ((jax.tree_util.GetAttrKey("w"), self.w),), None
+
+        @classmethod
+        def tree_unflatten(cls, _, xs):
+            return cls(*xs)
+
+    return Model
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_straight_to_a_sharding(tmp_path, kind):
+    mesh = jax.make_mesh((2, 4), ("i", "j"), axis_types=(kind,) * 2)
+    q = typax.quantize(jnp.arange(64.0).reshape(8, 8))
+    save(tmp_path / "x", {"q": q, "b": jnp.ones(8)})
+    rows = jax.NamedSharding(mesh, jax.P("j"))
+    got = load(tmp_path / "x", sharding=rows)
+    assert got["q"].qvalue.sharding.spec == jax.P("j", None) or got["q"].qvalue.sharding.spec == jax.P("j")
+    assert got["q"].scale.sharding.spec == jax.P("j") and got["b"].sharding.spec == jax.P("j")
+    np.testing.assert_array_equal(got["q"].qvalue, q.qvalue)
+    np.testing.assert_array_equal(typax.dense(got["q"]), typax.dense(q))
+    got = load(tmp_path / "x", sharding=lambda p, ty: jax.NamedSharding(mesh, jax.P(None, "i")) if p == "q" else None)
+    assert got["q"].scale.sharding.is_fully_replicated and got["q"].qvalue.addressable_shards[0].data.shape == (8, 4)
+    assert not isinstance(got["b"].sharding, jax.NamedSharding)
+    with pytest.raises(TypeError, match=r"b: .*cannot be put as"):
+        load(tmp_path / "x", sharding=lambda p, ty: jax.NamedSharding(mesh, jax.P(None, "i")))
+    with pytest.raises(TypeError, match="sharding must be a device"):
+        load(tmp_path / "x", sharding="i")
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    save(path, {"w": jnp.ones(3)})
+    path.chmod(0o640)
+    monkeypatch.setattr(_disk.os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save(path, {"w": jnp.zeros(3)})
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path / "m", {"w": jnp.zeros(3)}, shard_bytes=1)
+    monkeypatch.undo()
+    same(load(path), {"w": jnp.ones(3)})
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["x.safetensors"] and not list((tmp_path / "m").iterdir())
+    save(path, {"w": jnp.zeros(3)})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    os.symlink(path, tmp_path / "link")
+    save(tmp_path / "link", {"w": jnp.ones(2)})
+    assert (tmp_path / "link").is_symlink()
+    same(load(path), {"w": jnp.ones(2)})
+
+
+def test_what_cannot_be_kept_is_refused_before_a_file_is_there(tmp_path):
+    for tree, match in [({"f": max}, r"f: .*is neither an array, a value nor a node"), ({"s": {1, 2}}, "s: set")]:
+        with pytest.raises(TypeError, match=match):
+            save(tmp_path / "x", tree)
+    with pytest.raises(FileError, match="its folder does not exist"):
+        save(tmp_path / "no" / "x", {})
+    assert not list(tmp_path.iterdir())
+
+
+# --- files that are not what they should be -------------------------------------------------------------------------
+
+
+def _file(tmp_path, header: Any, payload: bytes = b"", length: int | None = None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + payload)
+    return path
+
+
+def _t(dtype="F32", shape=(2,), offsets=(0, 8), **more):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+@pytest.mark.parametrize(
+    ("header", "payload", "match"),
+    [
+        (b"", b"", "is not valid JSON"),
+        (b"[1]", b"", "is not a JSON object"),
+        (b'{"a": NaN}', b"", "NaN is no JSON"),
+        (b'{"a": 1, "a": 2}', b"", "'a' stands there twice"),
+        (b"[" * 100_000, b"", "is not valid JSON"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__ is not an object of strings"),
+        ({"a": _t()}, b"0" * 7, r"tensor 'a': data_offsets \[0, 8\] lie outside .* cut off"),
+        ({"a": _t()}, b"0" * 9, "1 bytes after the last tensor"),
+        ({"a": _t(offsets=(4, 12))}, b"0" * 12, "tensor 'a': there are 4 bytes before it"),
+        ({"a": _t(), "b": _t(offsets=(4, 12))}, b"0" * 12, "tensor 'b': its bytes overlap those of 'a'"),
+        ({"a": _t(offsets=(8, 0))}, b"0" * 8, "tensor 'a': data_offsets"),
+        ({"a": _t(shape=(3,))}, b"0" * 8, r"tensor 'a': F32\[3\] takes 12 bytes"),
+        ({"a": _t(shape=(2**62, 2**62))}, b"0" * 8, "takes .* bytes, but"),
+        ({"a": _t(shape=(-2,))}, b"0" * 8, "is not a list of sizes"),
+        ({"a": _t(shape=(2.0,))}, b"0" * 8, "is not a list of sizes"),
+        ({"a": _t(dtype="F128")}, b"0" * 8, "tensor 'a': dtype 'F128' is none of"),
+        ({"a": _t(extra=1)}, b"0" * 8, "tensor 'a': it is not described by"),
+        ({"a": 3}, b"0" * 8, "tensor 'a': it is not described by"),
+        ({"__metadata__": {"typax": "no"}}, b"", "bad.safetensors: Expecting value"),
+        ({"__metadata__": {"typax": "{}"}}, b"", "no version or no tree"),
+        ({"__metadata__": {"typax": '{"version": 2, "tree": {}}'}}, b"", "version 2 of the layout"),
+        ({"__metadata__": {"typax": '{"version": 1, "tree": {"list": 3}}'}}, b"", "in place of a node"),
+        ({"__metadata__": {"typax": '{"version": 1, "tree": {"dict": [[1]]}}'}}, b"", "in place of a node"),
+        (
+            {"__metadata__": {"typax": json.dumps({"version": 1, "tree": {"leaf": {"array": "float32", "shape": [2]}}})}},
+            b"",
+            "does not name the 1 arrays",
+        ),
+        (
+            {
+                "__metadata__": {
+                    "typax": json.dumps(
+                        {"version": 1, "tree": {"leaf": {"array": "float32", "shape": [3], "tensors": ["a"]}}}
+                    )
+                },
+                "a": _t(),
+            },
+            b"0" * 8,
+            r"tensor 'a': it is float32\[2\] where float32\[3\] is told of",
+        ),
+        (
+            {
+                "__metadata__": {
+                    "typax": json.dumps(
+                        {"version": 1, "tree": {"leaf": {"array": "float32", "shape": [2], "tensors": ["b"]}}}
+                    )
+                },
+                "a": _t(),
+            },
+            b"0" * 8,
+            "tensor 'b': there is no such tensor",
+        ),
+        ({"__metadata__": {"typax.sha256": "{}"}, "a": _t()}, b"0" * 8, "does not name every tensor"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path, header, payload, match):
+    with pytest.raises(FileError, match=match) as caught:
+        load(_file(tmp_path, header, payload))
+    assert "bad.safetensors" in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "short").write_bytes(b"123")
+    with pytest.raises(FileError, match="short: is no safetensors file: 3 bytes"):
+        load(tmp_path / "short")
+    with pytest.raises(FileError, match="its header would take"):
+        load(_file(tmp_path, {}, length=2**63))
+    with pytest.raises(FileError, match="is cut off, or no safetensors file"):
+        load(_file(tmp_path, {}, length=2**20))
+    with pytest.raises(FileError, match="nowhere: No such file"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(FileError, match=r"model\.safetensors\.index\.json: No such file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "", "x.bin", 3])
+def test_an_index_names_files_of_its_folder_only(tmp_path, name):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(FileError, match="tensor 'a': it is said to be in"):
+        load(tmp_path)
+
+
+def test_a_changed_byte_is_found(tmp_path):
+    path = tmp_path / "x"
+    save(path, {"a": jnp.arange(100.0), "b": jnp.ones(3)})
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(FileError, match=r"tensor 'b': its bytes are not those that were written"):
+        load(path)
+    same(load(path, only="a"), {"a": jnp.arange(100.0)})
+
+
+def test_mutated_files_are_refused_or_the_same(tmp_path):
+    """Of 2,000 files with bytes changed, cut out or put in, none gives another tree."""
+    tree = {"q": typax.quantize(jnp.arange(12.0).reshape(3, 4)), "l": [jnp.ones(2, jnp.bfloat16), 3, "x"], "n": None}
+    path = tmp_path / "x"
+    save(path, tree)
+    good = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(2000):
+        raw = bytearray(good)
+        for _ in range(rng.integers(1, 4)):
+            at, kind = int(rng.integers(len(raw))), rng.integers(4)
+            if kind == 0:
+                raw[at] ^= 1 << int(rng.integers(8))
+            elif kind == 1:
+                del raw[at : at + int(rng.integers(1, 20))]
+            elif kind == 2:
+                raw[at:at] = rng.bytes(int(rng.integers(1, 20)))
+            else:
+                raw[at] = ord(rng.choice(list('0123456789{}[]",:')))
+        path.write_bytes(raw)
+        try:
+            got = load(path)
+        except FileError as e:
+            refused += 1
+            assert str(path) in str(e)
+        else:
+            same(got, tree)
+    assert refused > 1900

@@ -1,0 +1,63 @@
+"""Files that are written whole or not at all, and errors that name the file.
+
+    write:  .name.XXXX.part beside the file  ->  flushed to the disk  ->  renamed to the name     (a rename is atomic)
+
+An interrupted write leaves the old file as it was.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message names the file, and the tensor if it is about one."""
+
+
+def fail(path: Any, what: str, tensor: str | None = None) -> NoReturn:
+    """Raise a `FileError` about a file, or about one tensor in it."""
+    raise FileError(f"{path}: {f'tensor {tensor!r}: ' if tensor is not None else ''}{what}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` when the block ends, and never exists if the block raises."""
+    path = Path(os.path.realpath(path))  # of a link, the file that it names is replaced
+    if path.is_dir():
+        fail(path, "is a folder, not a file")
+    if not path.parent.is_dir():
+        fail(path, "cannot be written, since its folder does not exist")
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, _mode(path))
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    _sync_folder(path.parent)
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file that is replaced, or those of a new one."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system lets a folder be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

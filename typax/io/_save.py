@@ -1,0 +1,372 @@
+"""Trees of values in safetensors files: `save` and `load`.
+
+    typax.io.save("model.safetensors", params)          one file
+    typax.io.save("folder", params, shard_bytes=2**31)  model-…-00001-of-00003.safetensors, …, and an index
+    typax.io.load("model.safetensors")                  the same tree, with the same types and bits
+
+The tensors are ordinary ones under readable names, which any reader of the format finds; what they mean together stands in
+the header's metadata under ``typax``, with the SHA-256 of each.  A file that typax did not write gives a flat dict.
+"""
+
+import contextlib
+import fnmatch
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from typax import _describe, _jax
+from typax._type import ValueType
+from typax.io import _tree
+from typax.io._disk import FileError, fail, replacing
+from typax.io._safetensors import Reader, write
+from typax.io._tree import Kept, Leaf
+
+INDEX = "model.safetensors.index.json"
+ONE = "model.safetensors"
+
+
+def save(path: Any, tree: Any, *, shard_bytes: int | None = None) -> None:
+    """Save a tree of arrays and values.
+
+    Args:
+      path: the file; with ``shard_bytes``, a folder.
+      tree: any tree of dicts, lists, tuples, named tuples, ``None``, numbers, strings, arrays and values. Of other nodes
+        only the children are kept: load such a tree with ``like``.
+      shard_bytes: write several files of about this many bytes, with an index.
+
+    The old file stays as it is until the new one is whole.
+
+    Raises:
+      TypeError: if something in the tree cannot be kept.
+      ValueError: if an array is spread over several processes.
+      FileError: if there is no such folder.
+    """
+    told, leaves, found = _tree.describe(tree)
+    save_leaves(path, told, leaves, lambda i: found[i], shard_bytes=shard_bytes)
+
+
+def save_leaves(
+    path: Any, told: Any, leaves: Sequence[Leaf], value: Callable[[int], Any], *, shard_bytes: int | None = None
+) -> None:
+    """Save what `describe` told of a tree, taking its leaves one at a time, as ``value(i)``."""
+
+    def arrays(part: Iterable[int]) -> Iterator[np.ndarray]:
+        for i in part:
+            for kept, x in zip(leaves[i].arrays, _los(leaves[i], value(i)), strict=True):
+                yield kept.stored(x)
+
+    def planned(part: Iterable[int]) -> dict[str, Any]:
+        return {a.name: a.planned for i in part for a in leaves[i].arrays}
+
+    meta = {"typax": json.dumps({"version": _tree.VERSION, "tree": told}, separators=(",", ":"), ensure_ascii=False)}
+    everything = range(len(leaves))
+    if shard_bytes is None:
+        write(path, planned(everything), arrays(everything), meta)
+        return
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _parts(leaves, shard_bytes)
+    tag = secrets.token_hex(4)  # an index never speaks of files of two kinds, whenever writing is interrupted
+    files = [f"model-{tag}-{i + 1:05}-of-{len(parts):05}.safetensors" for i in range(len(parts))]
+    old = set(_index_files(folder / INDEX)) if (folder / INDEX).exists() else set()
+    try:
+        for name, part in zip(files, parts, strict=True):
+            write(folder / name, planned(part), arrays(part), {})
+    except BaseException:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
+    total = sum(a.planned.nbytes for leaf in leaves for a in leaf.arrays)
+    where = {a.name: name for name, part in zip(files, parts, strict=True) for i in part for a in leaves[i].arrays}
+    with replacing(folder / INDEX) as file:
+        file.write(json.dumps({"metadata": {"total_size": total, **meta}, "weight_map": where}, indent=1).encode())
+    for name in old - set(files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _parts(leaves: Sequence[Leaf], shard_bytes: int) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    size = 0
+    for i, leaf in enumerate(leaves):
+        n = sum(a.planned.nbytes for a in leaf.arrays)
+        if size and size + n > shard_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append(i)
+        size += n
+    return parts
+
+
+def _los(leaf: Leaf, x: Any) -> list[Any]:
+    los = leaf.type.lower_val(x) if isinstance(leaf.type, ValueType) else [x]
+    if any(isinstance(v, jax.Array) and not v.is_fully_addressable for v in los):
+        raise ValueError(f"{leaf.path}: {leaf.type} is spread over several processes; gather it first, or save it by Orbax")
+    return los
+
+
+# --- load -----------------------------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """The tensors of a file, or of the files that an index names. ``tree`` is what typax told of them, or ``None``.
+
+    Raises:
+      FileError: if a file is not what it should be.
+    """
+
+    def __init__(self, path: Any) -> None:
+        path = Path(path)
+        if path.is_dir():
+            path = path / INDEX if (path / INDEX).exists() or not (path / ONE).exists() else path / ONE
+        self.path = path
+        if path.suffix == ".json":
+            where, meta = _index(path)
+            readers = {name: Reader(path.parent / name) for name in sorted(set(where.values()))}
+            for tensor, name in where.items():
+                if tensor not in readers[name].entries:
+                    fail(path, f"it is said to be in {name}, which does not have it", tensor)
+            self.readers = {tensor: readers[name] for tensor, name in where.items()}
+        else:
+            reader = Reader(path)
+            self.readers, meta = dict.fromkeys(reader.entries, reader), reader.metadata
+        self.metadata = meta
+        self.tree = _told(path, meta)
+
+    def array(self, kept: Kept) -> np.ndarray:
+        """An array, as a view of the file or unpacked."""
+        if (reader := self.readers.get(kept.name)) is None:
+            fail(self.path, "there is no such tensor in it", kept.name)
+        e, want = reader.entries[kept.name], kept.planned
+        if (e.dtype, e.shape) != (want.dtype, want.shape):
+            fail(self.path, f"it is {e.dtype}{list(e.shape)} where {want.dtype}{list(want.shape)} is told of", kept.name)
+        return kept.restored(reader[kept.name])
+
+    def release(self, leaf: Leaf) -> None:
+        """Let go of the memory that the file's part takes."""
+        for kept in leaf.arrays:
+            self.readers[kept.name].release(kept.name)
+
+    def leaves(self) -> dict[str, Any]:
+        """The leaves by their paths: a `Leaf` for arrays and values, or the number, string or ``None`` itself."""
+        found, names = {}, _tree.Names()
+
+        def see(path: str, x: Any) -> None:
+            found[names.new(path) if path else path] = x
+
+        if self.tree is None:
+            for name, reader in self.readers.items():
+                e = reader.entries[name]
+                see(name, Leaf(name, jax.ShapeDtypeStruct(e.shape, e.dtype), (Kept(name, e.dtype, e.shape),)))
+        else:
+            with _about(self.path):
+                _tree.rebuild(self.tree, see, lambda *_: None)
+        return found
+
+
+def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None) -> Any:
+    """Load what `save` wrote: the same tree, with the same types and bits.
+
+    Args:
+      path: a file, an index, or a folder with an index or one file, as Hugging Face lays them out.
+      sharding: where to put the arrays: a device, a ``jax.sharding.Sharding`` of what each leaf stands for (whose components
+        follow it), or a function of path and type that gives one of these, or ``None``.
+      only: load a part: a pattern, several, or a predicate on paths. ``"layers.0"`` has all that is below it, ``*`` stands
+        for anything. The result is a flat dict by path.
+      like: a tree of the same structure, for a file with nodes other than dicts, lists and tuples; its leaves may be arrays,
+        values or types, whose types are then compared.
+
+    Returns:
+      the tree; a flat dict of arrays by name if typax did not write the file.
+
+    Raises:
+      FileError: if the file is damaged, of a later version, or holds other paths or types than those asked for.
+      TypeError: if the values cannot be sharded so.
+    """
+    ck = Checkpoint(path)
+    place = _placing(sharding)
+
+    def make(x: Any) -> Any:
+        return _made(ck, x, place) if isinstance(x, Leaf) else x
+
+    if only is not None:
+        wanted = _chooser(only)
+        chosen = {p: x for p, x in ck.leaves().items() if wanted(p)}
+        if not chosen:
+            some = ", ".join(list(ck.leaves())[:5])
+            raise FileError(f"{ck.path}: no path is chosen by {only!r}; it has {some}, …")
+        return {p: make(x) for p, x in chosen.items()}
+    if like is not None:
+        return _into(ck, like, make)
+    if ck.tree is None:
+        return {p: make(x) for p, x in ck.leaves().items()}
+    ck.leaves()  # what is no description is found out here
+    return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: _node(ck.path, name, xs))
+
+
+def _node(path: Path, name: str, children: list[Any]) -> Any:
+    kind, _, name = name.partition(" ")
+    if kind == "namedtuple":
+        try:
+            found = _describe.find_global(name)
+        except ValueError as e:
+            fail(path, str(e))
+        fields = getattr(found, "_fields", None)
+        if isinstance(found, type) and issubclass(found, tuple) and fields is not None and len(fields) == len(children):
+            return found._make(children)  # type: ignore[attr-defined]
+    fail(path, f"it has a {name} in its tree, which only load(path, like=tree) can make, of a tree that has one too")
+
+
+def _into(ck: Checkpoint, like: Any, make: Callable[[Any], Any]) -> Any:
+    """The leaves of a checkpoint in the structure of another tree."""
+    have = {p: x for p, x in ck.leaves().items() if x is not None}
+    is_type = lambda x: isinstance(x, ValueType | _jax.ShapedArray)
+    paths, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_type)
+    want = {jax.tree_util.keystr(k, simple=True, separator="."): x for k, x in paths}
+    if len(want) < len(paths) or any("~" in p for p in have):
+        fail(ck.path, "two of its leaves have the same path, so that they cannot be told apart in `like`")
+    if missing := [p for p in want if p not in have]:
+        fail(ck.path, f"it has no {missing[0]!r}, which `like` has" + _and_more(missing))
+    if extra := [p for p in have if p not in want]:
+        fail(ck.path, f"it has {extra[0]!r}, which `like` has not" + _and_more(extra))
+    for p, x in want.items():
+        asked = _tree.leaf_of(x, p, _tree.Names())
+        if asked is None:
+            continue
+        got = have[p].type if isinstance(have[p], Leaf) else type(have[p]).__name__
+        if not _same_type(got, asked.type):
+            fail(ck.path, f"{p} is {_shown(got)}, where `like` has {_shown(asked.type)}")
+    return tree.unflatten([make(have[p]) for p in want])
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    if isinstance(a, ValueType) and isinstance(b, ValueType):
+        return _describe.type_to_json(a) == _describe.type_to_json(b)  # wherever they are
+    return not isinstance(a, str | ValueType) and not isinstance(b, ValueType) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def _shown(ty: Any) -> str:
+    return str(ty) if isinstance(ty, ValueType | str) else f"{ty.dtype}[{','.join(map(str, ty.shape))}]"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f", and {len(names) - 1} more such" if len(names) > 1 else ""
+
+
+def _chooser(only: Any) -> Callable[[str], bool]:
+    if callable(only):
+        return lambda p: bool(only(p))
+    patterns = [only] if isinstance(only, str) else list(only)
+    return lambda p: any(fnmatch.fnmatchcase(p, x) or fnmatch.fnmatchcase(p, f"{x}.*") for x in patterns)
+
+
+# --- arrays on devices ------------------------------------------------------------------------------------------
+
+
+def _made(ck: Checkpoint, leaf: Leaf, place: Callable[[str, Any], Any]) -> Any:
+    ty = leaf.type
+    views = [ck.array(a) for a in leaf.arrays]
+    if leaf.numpy:
+        return views[0].copy() if ty.shape else views[0].copy()[()]
+    to = place(leaf.path, ty)
+    if not isinstance(ty, ValueType):
+        return _on_device(views[0], leaf, leaf.arrays[0], to)
+    if any(np.dtype(a.planned.dtype).itemsize == 8 for a in leaf.arrays) and not jax.config.jax_enable_x64:
+        fail(ck.path, f"{ty} has components of 64 bits: set jax_enable_x64 to load it", leaf.arrays[0].name)
+    targets = [to] * len(views)
+    if isinstance(to, jax.sharding.NamedSharding):
+        spec, mesh = ty.partition_spec(to)
+        targets = [jax.sharding.NamedSharding(mesh, s) for s in spec.to_lo()]
+    los = [_on_device(v, leaf, a, t) for v, a, t in zip(views, leaf.arrays, targets, strict=True)]
+    return _retyped(ty, los)
+
+
+def _retyped(ty: ValueType, los: Sequence[Any]) -> Any:
+    """A value of this type over these arrays, wherever they lie."""
+    return ty.with_los([_jax.typeof(x) for x in los]).check().open_val(*los)
+
+
+def _on_device(view: np.ndarray, leaf: Leaf, kept: Kept, to: Any) -> Any:
+    """An array that owns its memory, from a view of a file."""
+    if jnp.issubdtype(kept.dtype, jax.dtypes.prng_key):
+        impl = next(i for i in _describe.KEYS if _describe.key_dtype(i) == kept.dtype)
+        key = jax.random.wrap_key_data(jnp.array(view), impl=impl)
+        return key if to is None else jax.device_put(key, to)
+    if view.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(view.dtype) != view.dtype:
+        return view.copy()  # 64 bits, which JAX does not hold: NumPy does
+    if isinstance(to, jax.sharding.NamedSharding) and to.num_devices > 1:
+        try:
+            return jax.make_array_from_callback(view.shape, to, lambda i: np.array(view[i]))
+        except (ValueError, IndexError) as e:
+            why = f"{to.spec} is of more axes than {view.ndim}" if len(to.spec) > view.ndim else str(e).splitlines()[0]
+            raise TypeError(f"{leaf.path}: {_shown(leaf.type)} cannot be put as {to.spec}: {why}") from None
+    return jax.device_put(np.array(view), to)
+
+
+def _placing(sharding: Any) -> Callable[[str, Any], Any]:
+    if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding | jax.Device):
+        return sharding
+    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding | jax.Device):
+        raise TypeError(
+            f"sharding must be a device, a jax.sharding.Sharding, or a function of path and type, not {sharding!r}"
+        )
+    return lambda *_: sharding
+
+
+# --- headers and indices ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _about(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileError:
+        raise
+    except (ValueError, TypeError, RecursionError) as e:
+        fail(path, str(e) or "its description is nested too deeply")
+
+
+def _told(path: Path, meta: Mapping[str, Any]) -> Any:
+    if (text := meta.get("typax")) is None:
+        return None
+    with _about(path):
+        told = json.loads(text)
+    if not isinstance(told, dict) or type(told.get("version")) is not int or "tree" not in told:
+        fail(path, "what it says of its tree has no version or no tree")
+    if told["version"] > _tree.VERSION:
+        fail(path, f"it is of version {told['version']} of the layout, and this typax reads {_tree.VERSION}; update typax")
+    return told["tree"]
+
+
+def _index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    try:
+        size = path.stat().st_size
+        if size > 10**9:
+            fail(path, f"an index of {size} bytes is no index")
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise FileError(f"{path}: {e.strerror or e}") from None
+    except (ValueError, RecursionError) as e:
+        fail(path, f"is not valid JSON: {e}")
+    where = told.get("weight_map") if isinstance(told, dict) else None
+    meta = told.get("metadata", {}) if isinstance(told, dict) else {}
+    if not isinstance(where, dict) or not isinstance(meta, dict):
+        fail(path, "it has no weight_map of tensors to files")
+    for tensor, name in where.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0", ":"}:
+            fail(path, f"it is said to be in {name!r}, which is no file of the same folder", tensor)
+        if not name.endswith(".safetensors"):
+            fail(path, f"it is said to be in {name!r}, which is no .safetensors file", tensor)
+    return where, meta
+
+
+def _index_files(path: Path) -> list[str]:
+    try:
+        return list(_index(path)[0].values())
+    except FileError:
+        return []
