@@ -41,6 +41,7 @@ ORDER = [
     "_build",
     "_value",
     "_describe",
+    "_export",
     "_show",
     "quantized",
     "_codes",

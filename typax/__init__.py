@@ -2,6 +2,7 @@
 
 from typax import hijax, io
 from typax._codes import dot_general, gather, transpose
+from typax._export import Exported, deserialize, export
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
 from typax._lift import Receipt, lift
@@ -27,6 +28,7 @@ __all__ = [
     "Componentwise",
     "Dense",
     "DenseLowRank",
+    "Exported",
     "FactoredRank1",
     "Itself",
     "LowRank",
@@ -44,8 +46,10 @@ __all__ = [
     "apply_updates",
     "concatenate",
     "dense",
+    "deserialize",
     "dot_general",
     "expand_dims",
+    "export",
     "factors",
     "gather",
     "hijax",
