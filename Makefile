@@ -31,6 +31,9 @@ docs: env  ## build the reference in build/docs, and run the code blocks of READ
 bench: env  ## what a warm call costs
 	@JAX_PLATFORMS=cpu $(PY) -m benchmarks.eager $(ARGS)
 
+matrix: env  ## which calls work, on every supported JAX: tests/data/matrix.json and the table of docs/limits.md
+	@sh scripts/matrix.sh
+
 lock:  ## pin every package anew, each at its newest
 	@sh scripts/lock.sh
 
@@ -42,4 +45,4 @@ clean:  ## remove the environments and all that was built
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint fix typecheck docs bench lock env clean
+.PHONY: help demo test lint fix typecheck docs bench matrix lock env clean

@@ -1,0 +1,56 @@
+"""Every row of the matrix gives the cell that tests/data/matrix.json expects, through typax and through raw JAX.
+
+A cell that changed is to be looked at, then written by ``make matrix``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from _matrix import _table, cell, load
+from _matrix.sides import SIDES
+
+ROWS = load()
+
+
+@pytest.fixture(scope="module")
+def sides():
+    return SIDES["typax"](), SIDES["plain"]()
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_a_call_through_typax(key, sides):
+    got = cell(ROWS[key], *sides)
+    if got.startswith("absent"):
+        pytest.skip(f"{got.partition(' ')[2]} is not installed")
+    want = _table.expected(key, "typax", jax.__version__)
+    assert _table.verdict(got) == _table.verdict(want), f"{key}: {got}; expected: {want}. make matrix writes what is so"
+
+
+def test_calls_through_raw_jax():
+    """A change says that JAX closed a hole, so that a workaround may go, or opened one."""
+    program = [sys.executable, str(_table.ROOT / "scripts" / "matrix.py"), "--side", "raw", "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    changed = {}
+    for key, got in json.loads(done.stdout.splitlines()[-1]).items():
+        want = _table.expected(key, "raw", jax.__version__)
+        if _table.verdict(got) != _table.verdict(want) and not got.startswith("absent"):
+            changed[key] = f"{got}; expected: {want}"
+    assert not changed
+
+
+def test_the_page_shows_what_is_expected():
+    text = _table.PAGE.read_text()
+    assert text.partition(_table.BEGIN)[2].partition(_table.END)[0] == f"\n{_table.page()}", "make matrix writes it"
+
+
+def test_no_cell_is_silently_wrong():
+    data = _table.read()
+    assert list(data["rows"]) == list(ROWS)
+    for key, sides in data["rows"].items():
+        for cell in _table.by_version(sides["typax"], data["versions"]).values():
+            assert not cell.startswith("WRONG") or ROWS[key].error, f"{key}: {cell}"
