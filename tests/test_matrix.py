@@ -52,5 +52,5 @@ def test_no_cell_is_silently_wrong():
     data = _table.read()
     assert list(data["rows"]) == list(ROWS)
     for key, sides in data["rows"].items():
-        for cell in _table.by_version(sides["typax"], data["versions"]).values():
-            assert not cell.startswith("WRONG") or ROWS[key].error, f"{key}: {cell}"
+        for got in _table.by_version(sides["typax"], data["versions"]).values():
+            assert not got.startswith("WRONG") or ROWS[key].error, f"{key}: {got}"

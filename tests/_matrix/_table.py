@@ -125,8 +125,8 @@ def summary() -> str:
     errors = counted(data, lambda r: r.error is not None)[1]
     rest = counted(data, lambda r: not r.red)
     return (
-        f"Of {red[1]} calls that JAX refuses and a user expects to work, {red[0]} work through typax; of {rest[1]} that work "
-        f"in JAX, {rest[0]} do. {errors} calls are errors by nature, and say what to write instead. Tried on JAX "
+        f"Of {red[1]} calls that JAX refuses and a user expects to work, {red[0]} work through typax; of {rest[1]} that "
+        f"work in JAX, {rest[0]} do. {errors} calls are errors by nature, and say what to write instead. Tried on JAX "
         f"{', '.join(data['versions'])}."
     )
 

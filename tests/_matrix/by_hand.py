@@ -47,13 +47,8 @@ class StackedProduct(Typed):
     """x @ q for each of a batch of x, of q, or of both."""
 
     def result(self, x, q, *, mapped):
-        inner = [
-            t.dec_rank(t.shape[0], Lead()) if isinstance(t, CodesTy) and m else t
-            for t, m in zip((x, q), mapped, strict=True)
-        ]
-        rows = (x.shape[1:] if mapped[0] else x.shape)[0]
         size = x.shape[0] if mapped[0] else q.shape[0]
-        return like(x, (size, rows, inner[1].shape[-1]), "float32", None, None, None)
+        return like(x, (size, x.shape[-2], q.shape[-1]), "float32", None, None, None)
 
     def expand(self, x, q):
         w = q.code.astype(jnp.float32) * q.step[..., None]

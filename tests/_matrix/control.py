@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from _matrix import row, works_raw
-from _matrix.sides import X, XS
+from _matrix import row
+from _matrix.sides import XS, X
 
 MASK = jnp.array([[True], [False]])
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from _matrix import row, works_raw
-from _matrix.sides import W, X, XS
+from _matrix.sides import XS, W, X
 
 P4 = jnp.array([True, False, True, True])
 

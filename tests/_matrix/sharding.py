@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from _matrix import row, works_raw
-from _matrix.sides import ROWS8, W, X, XS, mesh
+from _matrix.sides import ROWS8, XS, W, X, mesh
 
 
 def explicit(name: str, red: bool = True, **how: Any) -> Any:

@@ -124,4 +124,4 @@ def close(a: Any, b: Any) -> bool:
     return bool(np.allclose(a, b, rtol=1e-5, atol=1e-6))
 
 
-__all__ = ["ROWS8", "SIDES", "W", "X", "XS", "Side", "SimpleNamespace", "close", "fake", "mesh"]
+__all__ = ["ROWS8", "SIDES", "XS", "Side", "SimpleNamespace", "W", "X", "close", "fake", "mesh"]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from _matrix import row, works_raw
-from _matrix.sides import X, XS
+from _matrix.sides import XS, X
 
 U, V = jnp.array([1.0, 2.0]), jnp.array([0.5, -1.0, 3.0])
 
