@@ -185,6 +185,7 @@ class OuterDense(StraightThrough):
 outer_dense = OuterDense.on
 
 __all__ = [
-    "Codes", "CodesP", "CodesTy", "Lead", "Outer", "OuterTy", "Own", "PairSpec", "decode", "encode", "factors", "jvp_decode", "no_batch",
+    "Codes", "CodesP", "CodesTy", "Lead",
+    "Outer", "OuterTy", "Own", "PairSpec", "decode", "encode", "factors", "jvp_decode", "no_batch",
     "outer", "outer_dense", "pair", "part", "product", "self_decode", "self_encode",
 ]  # fmt: skip
