@@ -53,6 +53,7 @@ ORDER = [
     "io._tree",
     "io._save",
     "io",
+    "io.orbax",
     "",  # typax/__init__.py
     "laws._law",
     "laws._values",
