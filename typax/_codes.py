@@ -20,14 +20,19 @@ from typax._op import Refused, op
 from typax.quantized import QArray, QColumns, accumulated, along, times
 
 
+def _plain(q: Any) -> Any:
+    """The codes in the order of the array."""
+    return q.qvalue.mT if isinstance(q, QColumns) else q.qvalue
+
+
 def _shared(q: Any) -> int:
-    return q.qvalue.ndim - (2 if isinstance(q, QColumns) else 1)
+    return q.ndim - (2 if isinstance(q, QColumns) else 1)
 
 
 def _value(codes: Any, scale: Any, shared: int, dtype: Any) -> Any:
     if shared not in (codes.ndim - 1, codes.ndim - 2):
         raise Refused("values share a scale along one of the last two axes")
-    return (QArray if shared == codes.ndim - 1 else QColumns)(codes, scale, dtype=dtype)
+    return QArray(codes, scale, dtype=dtype) if shared == codes.ndim - 1 else QColumns(codes.mT, scale, dtype=dtype)
 
 
 def _read(codes: Any, scale: Any, shared: int, dtype: Any) -> Any:
@@ -52,7 +57,7 @@ class _Factor:
 
     def __init__(self, x: Any, side: str, contract: Any, batch: Any, dtype: Any) -> None:
         hi = isinstance(x, QArray | QColumns)
-        self.array = (x.qvalue if hi else x).astype(dtype)
+        self.array = (_plain(x) if hi else x).astype(dtype)
         given = {a: ("b", i) for i, a in enumerate(batch)} | {a: ("c", i) for i, a in enumerate(contract)}
         self.labels = [given.get(a, (side, a)) for a in range(x.ndim)]
         self.scale: Any = x.scale if hi else None
@@ -117,11 +122,11 @@ transpose = op(lax.transpose_p, name="transpose")
 
 @transpose.impl
 def _(q: QArray | QColumns, *, permutation: Any) -> Any:
-    k, n, perm = _shared(q), q.qvalue.ndim, tuple(permutation)
+    k, n, perm = _shared(q), _plain(q).ndim, tuple(permutation)
     if perm.index(k) != k and set(perm[-2:]) != {n - 2, n - 1}:
         raise Refused("the axis that shares a scale stays, or changes places with the other of the last two")
     scale = jnp.transpose(q.scale, _above([a for a in perm if a != k], k))
-    return _value(jnp.transpose(q.qvalue, perm), scale, perm.index(k), q.dtype)
+    return _value(jnp.transpose(_plain(q), perm), scale, perm.index(k), q.dtype)
 
 
 reshape = op(lax.reshape_p, name="reshape")
@@ -130,11 +135,11 @@ reshape = op(lax.reshape_p, name="reshape")
 @reshape.impl
 def _(q: QArray | QColumns, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
     # the axes that lead are merged and split; from the shared one on they stay
-    shape, k = q.qvalue.shape, _shared(q)
+    shape, k = _plain(q).shape, _shared(q)
     new = len(new_sizes) - (len(shape) - k)
     if dimensions is not None or sharding is not None or new < 0 or tuple(new_sizes[new:]) != shape[k:]:
         raise Refused("only axes before the one that shares a scale are merged or split")
-    return _value(q.qvalue.reshape(new_sizes), q.scale.reshape(_without(new_sizes, new)), new, q.dtype)
+    return _value(_plain(q).reshape(new_sizes), q.scale.reshape(_without(new_sizes, new)), new, q.dtype)
 
 
 broadcast_in_dim = op(lax.broadcast_in_dim_p, name="broadcast_in_dim")
@@ -144,9 +149,9 @@ broadcast_in_dim = op(lax.broadcast_in_dim_p, name="broadcast_in_dim")
 def _(q: QArray | QColumns, *, shape: Any, broadcast_dimensions: Any, sharding: Any) -> Any:
     k = _shared(q)
     new = broadcast_dimensions[k]
-    if sharding is not None or shape[new] != q.qvalue.shape[k]:
+    if sharding is not None or shape[new] != _plain(q).shape[k]:
         raise Refused("the axis that shares a scale keeps its size")
-    codes = lax.broadcast_in_dim(q.qvalue, shape, broadcast_dimensions)
+    codes = lax.broadcast_in_dim(_plain(q), shape, broadcast_dimensions)
     of_scale = _above(_without(broadcast_dimensions, k), new)
     return _value(codes, lax.broadcast_in_dim(q.scale, _without(shape, new), of_scale), new, q.dtype)
 
@@ -159,7 +164,7 @@ def _(q: QArray | QColumns, *, dimensions: Any) -> Any:
     k = _shared(q)
     if k in dimensions:
         raise Refused("the axis that shares a scale stays")
-    codes, scale = lax.squeeze(q.qvalue, dimensions), lax.squeeze(q.scale, _above(dimensions, k))
+    codes, scale = lax.squeeze(_plain(q), dimensions), lax.squeeze(q.scale, _above(dimensions, k))
     new = k - sum(d < k for d in dimensions)
     return _read(codes, scale, new, q.dtype) if codes.ndim == 1 else _value(codes, scale, new, q.dtype)
 
@@ -170,8 +175,8 @@ slice_ = op(lax.slice_p, name="slice")
 @slice_.impl
 def _(q: QArray | QColumns, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     k = _shared(q)
-    bounds = [start_indices, limit_indices, strides or (1,) * q.qvalue.ndim]
-    codes = lax.slice(q.qvalue, *bounds)
+    bounds = [start_indices, limit_indices, strides or (1,) * _plain(q).ndim]
+    codes = lax.slice(_plain(q), *bounds)
     return _value(codes, lax.slice(q.scale, *(_without(b, k) for b in bounds)), k, q.dtype)
 
 
@@ -181,7 +186,7 @@ dynamic_slice = op(lax.dynamic_slice_p, name="dynamic_slice")
 @dynamic_slice.impl
 def _(q: QArray | QColumns, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
     k = _shared(q)
-    codes = lax.dynamic_slice(q.qvalue, starts, slice_sizes)
+    codes = lax.dynamic_slice(_plain(q), starts, slice_sizes)
     return _value(codes, lax.dynamic_slice(q.scale, _without(starts, k), _without(slice_sizes, k)), k, q.dtype)
 
 
@@ -194,12 +199,12 @@ def _(
 ) -> Any:
     d, k, of_index = dimension_numbers, _shared(q), index
     if k in d.start_index_map:  # an index that cannot move along the shared axis, since all of it is read
-        if slice_sizes[k] != q.qvalue.shape[k] or params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
+        if slice_sizes[k] != _plain(q).shape[k] or params["mode"] == lax.GatherScatterMode.FILL_OR_DROP:
             raise Refused("an index along the axis that shares a scale reads single elements")
         of_index = jnp.delete(index, d.start_index_map.index(k), axis=-1)
     if k in (*d.collapsed_slice_dims, *d.operand_batching_dims):
         raise Refused("the axis that shares a scale stays")
-    kept = [a for a in range(q.qvalue.ndim) if a not in (*d.collapsed_slice_dims, *d.operand_batching_dims)]
+    kept = [a for a in range(_plain(q).ndim) if a not in (*d.collapsed_slice_dims, *d.operand_batching_dims)]
     new = d.offset_dims[kept.index(k)]
     of_scale = lax.GatherDimensionNumbers(
         offset_dims=_above([o for o in d.offset_dims if o != new], new),
@@ -211,7 +216,7 @@ def _(
     # out of bounds: the code 1 times a scale that is what to fill with
     fill = params.pop("fill_value", None)
     fills = (1, jnp.nan if fill is None else fill)
-    codes = lax.gather_p.bind(q.qvalue, index, dimension_numbers=d, slice_sizes=slice_sizes, fill_value=fills[0], **params)
+    codes = lax.gather_p.bind(_plain(q), index, dimension_numbers=d, slice_sizes=slice_sizes, fill_value=fills[0], **params)
     sizes = _without(slice_sizes, k)
     scale = lax.gather_p.bind(
         q.scale, of_index, dimension_numbers=of_scale, slice_sizes=sizes, fill_value=fills[1], **params
@@ -230,7 +235,7 @@ def _(*qs: QArray | QColumns, dimension: Any) -> Any:
     if dimension == k or any(_shared(q) != k for q in qs):
         raise Refused("parts with scales of their own are joined along other axes than the one that shares a scale")
     scale = lax.concatenate([q.scale for q in qs], *_above([dimension], k))
-    return _value(lax.concatenate([q.qvalue for q in qs], dimension), scale, k, qs[0].dtype)
+    return _value(lax.concatenate([_plain(q) for q in qs], dimension), scale, k, qs[0].dtype)
 
 
 stack, unstack = op(lax.stack_p, name="stack"), op(lax.unstack_p, name="unstack")
@@ -242,7 +247,7 @@ def _(*qs: QArray | QColumns, axis: Any) -> Any:
     if any(_shared(q) != k for q in qs):
         raise Refused("the values share scales along different axes")
     scale = jnp.stack([q.scale for q in qs], axis - (axis > k))
-    return _value(jnp.stack([q.qvalue for q in qs], axis), scale, k + (axis <= k), qs[0].dtype)
+    return _value(jnp.stack([_plain(q) for q in qs], axis), scale, k + (axis <= k), qs[0].dtype)
 
 
 @unstack.impl
@@ -250,8 +255,8 @@ def _(q: QArray | QColumns, *, axis: Any) -> Any:
     k = _shared(q)
     if axis == k:
         raise Refused("the axis that shares a scale stays")
-    parts = zip(jnp.unstack(q.qvalue, axis=axis), jnp.unstack(q.scale, axis=axis - (axis > k)), strict=True)
-    make = _read if q.qvalue.ndim == 2 else _value
+    parts = zip(jnp.unstack(_plain(q), axis=axis), jnp.unstack(q.scale, axis=axis - (axis > k)), strict=True)
+    make = _read if _plain(q).ndim == 2 else _value
     return [make(codes, scale, k - (axis < k), q.dtype) for codes, scale in parts]
 
 
@@ -261,7 +266,7 @@ split = op(lax.split_p, name="split")
 @split.impl
 def _(q: QArray | QColumns, *, sizes: Any, axis: Any) -> Any:
     k = _shared(q)
-    codes = lax.split(q.qvalue, sizes, axis)
+    codes = lax.split(_plain(q), sizes, axis)
     scales = [q.scale] * len(sizes) if axis == k else lax.split(q.scale, sizes, *_above([axis], k))
     return [_value(c, s, k, q.dtype) for c, s in zip(codes, scales, strict=True)]
 
@@ -273,7 +278,7 @@ rev = op(lax.rev_p, name="rev")
 def _(q: QArray | QColumns, *, dimensions: Any) -> Any:
     k = _shared(q)
     scale = lax.rev(q.scale, _above([d for d in dimensions if d != k], k))
-    return _value(lax.rev(q.qvalue, dimensions), scale, k, q.dtype)
+    return _value(lax.rev(_plain(q), dimensions), scale, k, q.dtype)
 
 
 convert_element_type = op(lax.convert_element_type_p, name="convert_element_type")

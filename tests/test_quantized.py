@@ -1,0 +1,280 @@
+"""Quantized arrays: every format, bit by bit, whoever computes it; and every layout."""
+
+import pickle
+
+import _quantized_reference as reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import typax
+import typax.laws
+from typax.quantized import Format, Quantized, formats
+
+CASES = [(name, False) for name in formats() if name not in ("nf4_double", "dynamic8")]
+CASES += [(name, True) for name in ("int8", "uint8", "int4", "uint4")]
+cases = pytest.mark.parametrize(("name", "zero_point"), CASES, ids=lambda v: {True: "z", False: ""}.get(v, v))
+
+
+def rows(n=64):
+    """Rows that quantizers stumble over."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, n)).astype(np.float32)
+    x[1] = 0
+    x[2] = -0.0
+    x[3, 5] = np.nan
+    x[4, 7] = np.inf
+    x[5, 9] = -np.inf
+    x[6] *= 1e-37
+    x[7] *= 2.0**-126 / 8  # many subnormal
+    x[8] = np.copysign(np.float32(3e38), x[8])
+    x[9] *= 1e37
+    x[10] = np.abs(x[10])
+    x[11] = -np.abs(x[11])
+    x[12, 3] = 1e6
+    x[13] = np.round(x[13] * 4) / 4 * 6  # ties
+    x[14] = np.tile(np.array([448, 464, -448, 57344.0, 6, 5, 2.5, 0.25], np.float32), n // 8)
+    x[15] = 2.0 ** rng.integers(-20, 20, n)
+    x[16] = np.float32(2.0**-126)
+    x[17] = 1e-40
+    return x
+
+
+def parts(q):
+    """Codes, scales and zero points of a value, on the host."""
+    scale = q.scale
+    if isinstance(scale, Quantized):
+        scale = tuple(np.asarray(s) for s in scale.components()[:2])
+    zero = getattr(q, "zero_point", None)
+    return (
+        np.asarray(q.qvalue),
+        scale if isinstance(scale, tuple) else np.asarray(scale),
+        None if zero is None else np.asarray(zero),
+    )
+
+
+def same_bits(got, want):
+    flat = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(flat[0]) == len(flat[1])
+    for g, w in zip(*flat, strict=True):
+        assert g.dtype == w.dtype and g.shape == w.shape, (g.dtype, g.shape, w.dtype, w.shape)
+        nan = np.isnan(g.astype(np.float32)) & np.isnan(w.astype(np.float32))  # of any bits
+        bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}[g.dtype.itemsize]
+        differ = (np.ascontiguousarray(g).view(bits) != np.ascontiguousarray(w).view(bits)) & ~nan
+        assert not differ.any(), (np.argwhere(differ)[:5], g[differ][:5], w[differ][:5])
+
+
+@pytest.mark.core
+@cases
+def test_codes_and_scales_are_those_of_the_specification(name, zero_point):
+    x, group = rows(), formats()[name].group or 16
+    q = typax.quantize(x, name, group=group, zero_point=zero_point)
+    want = reference.quantize(name, x.reshape(24, -1, group), zero_point)
+    same_bits(parts(q), want)
+    again = jax.jit(lambda x: typax.quantize(x + 0.0, name, group=group, zero_point=zero_point))(jnp.asarray(x))
+    same_bits(parts(again), parts(q))
+    assert jax.typeof(again) == jax.typeof(q)
+    d = np.asarray(typax.dense(q))
+    bad = np.zeros_like(x, bool).reshape(24, -1, group)
+    bad[~np.isfinite(x.reshape(bad.shape)).all(-1)] = True
+    assert (np.isnan(d) == bad.reshape(x.shape)).all()
+    same_bits(np.asarray(jax.jit(typax.dense)(q)), d)
+
+
+@cases
+def test_behind_a_producer_of_bfloat16_and_on_large_arrays(name, zero_point):
+    group = formats()[name].group or 16
+    rng = np.random.default_rng(1)
+    a, b = (jnp.asarray(rng.normal(size=(256, 256)), jnp.bfloat16) for _ in range(2))
+    a = a.at[3, 200].set(jnp.nan).at[255, 255].set(jnp.nan)
+    product = a * b  # 65,536 elements, of which XLA's own reductions may lose the NaN
+    fused = jax.jit(lambda a, b: typax.quantize(a * b, name, group=group, zero_point=zero_point))(a, b)
+    want = reference.quantize(name, np.asarray(product.astype(jnp.float32)).reshape(256, -1, group), zero_point)
+    same_bits(parts(fused), want)
+    assert fused.dtype == jnp.bfloat16 and "<bfloat16>" in str(jax.typeof(fused))
+
+
+LAYOUTS = {
+    "q8[6,10]": ("int8", {}), "q8t[6,10]": ("int8", {"axis": 0}), "q8<axis=(-2,-1)>[6,10]": ("int8", {"axis": None}),
+    "q4[6,10]": ("int4", {}), "q4t[6,10]": ("int4", {"axis": 0}), "q4g4[6,10]": ("int4", {"group": 4}),
+    "q4g4t[6,10]": ("int4", {"axis": -2, "group": 4}), "q4g3[6,10]": ("int4", {"group": 3}),
+    "u4z[6,10]": ("uint4", {"zero_point": True}), "u8zg4t[6,10]": ("uint8", {"axis": 0, "group": 4, "zero_point": True}),
+    "q8g2x4[6,10]": ("int8", {"axis": (0, 1), "group": (2, 4)}),
+    "f8e4m3<axis=(-2,-1),group=(None,4)>[6,10]": ("fp8_e4m3", {"axis": (0, 1), "group": (None, 4)}),
+    "nf4[6,10]": ("nf4", {}), "nf4dg4t[6,10]": ("nf4_double", {"axis": 0, "group": 4}),
+    "mxfp8[6,10]": ("mxfp8", {}), "mxfp4t[6,10]": ("mxfp4", {"axis": 0}), "nvfp4[6,10]": ("nvfp4", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shown", LAYOUTS)
+def test_a_layout_is_rows_with_one_scale_each(shown):
+    name, how = LAYOUTS[shown]
+    x = np.random.default_rng(2).normal(size=(6, 10)).astype(np.float32)
+    q = typax.quantize(x, name, **how)
+    assert str(jax.typeof(q)) == shown and q.shape == (6, 10) and isinstance(q, Quantized)
+    step = formats()[name].codes.gap * 2.01 if name.startswith("mx") else formats()[name].codes.gap * 0.51
+    d = np.asarray(typax.dense(q))
+    if name != "nf4_double":
+        scale = np.abs(x).max() / (formats()[name].codes.largest - 0.5 * how.get("zero_point", False))
+        assert np.abs(d - x).max() <= step * scale * (2 if name.startswith("u") else 1)
+    restored = pickle.loads(pickle.dumps(q))
+    assert jax.typeof(restored) == jax.typeof(q) and (np.asarray(typax.dense(restored)) == d).all()
+    grad = jax.grad(lambda q: jnp.sum(typax.dense(q) ** 2))(q)
+    assert (np.asarray(grad) == 2 * d).all()
+    stack = jax.vmap(lambda x: typax.quantize(x, name, **how))(jnp.stack([x, 3 * x]))
+    assert stack.shape == (2, 6, 10) and (np.asarray(typax.dense(stack))[0] == d).all()
+    if jax.typeof(q).decl.cls.general:
+        moved = typax.retract(q, jnp.zeros((6, 10)))
+        assert jax.typeof(moved) == jax.typeof(q)
+
+
+def test_of_more_axes_and_none():
+    x = np.random.default_rng(3).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    q = typax.quantize(x, axis=(0, 2, 3))  # one scale for each index of axis 1, as for convolutions
+    assert q.scale.shape == (3,) and np.abs(typax.dense(q) - x).max() < 0.02
+    assert str(jax.typeof(q)) == "q8<axis=(-4,-2,-1)>[2,3,4,5]"
+    for shape in [(0, 4), (3, 0), (0,)]:
+        for name in ("int8", "int4", "nf4", "mxfp4", "nvfp4"):
+            assert typax.dense(typax.quantize(np.zeros(shape, np.float32), name)).shape == shape
+    q = typax.quantize(np.ones((2, 1), np.float32), "int4")
+    assert (typax.dense(q) == 1).all() and q.qvalue.shape == (2, 1)
+
+
+def test_dtypes():
+    x = np.random.default_rng(4).normal(size=(3, 32))
+    want = typax.quantize(x.astype(np.float32), "int4")
+    for dtype in ("float16", "bfloat16", "float64"):
+        with jax.enable_x64(dtype == "float64"):
+            q = typax.quantize(jnp.asarray(x.astype(dtype)), "int4")
+            assert q.dtype == dtype and typax.dense(q).dtype == dtype
+            f32 = typax.quantize(np.asarray(x.astype(dtype)).astype(np.float32), "int4")
+            assert (q.qvalue == f32.qvalue).all() and (q.scale == f32.scale).all()
+    assert want.dtype == jnp.float32
+
+
+def test_scales_are_chosen():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, 256)).astype(np.float32)
+    x[:, 0] = 30
+    error = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x)[:, 1:] ** 2))  # noqa: E731
+    whole = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x) ** 2))  # noqa: E731
+    assert whole(scale="mse") < whole() and whole(scale="mse", zero_point=True) < whole(zero_point=True)
+    assert error(scale=("percentile", 99.0)) < error() / 4
+    q = typax.quantize(x, "int8", scale=np.full((4,), 0.125, np.float32))
+    assert (np.asarray(q.qvalue) == np.clip(np.rint(x / 0.125), -127, 127)).all() and (q.scale == 0.125).all()
+    q = typax.quantize(x, "uint8", scale=0.25, zero_point=np.uint8(128))
+    assert (np.asarray(q.qvalue) == np.clip(np.rint(x / 0.25) + 128, 0, 255)).all()
+    q = typax.quantize(x, "int8", scale=np.array([0.25, 0, -1, np.inf], np.float32))
+    assert np.isnan(np.asarray(typax.dense(q))).all(-1).tolist() == [False, False, True, True]
+    p = np.percentile(np.abs(x), 99, axis=-1, method="inverted_cdf").astype(np.float32)
+    np.testing.assert_allclose(typax.quantize(x, "int8", scale=("percentile", 99.0)).scale, p / 127, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3", "nf4", "mxfp4"])
+def test_stochastic_rounding_is_right_on_average(name):
+    x = np.tile(np.linspace(-1, 1, 64, dtype=np.float32), (400, 1))
+    q = typax.quantize(x, name, key=jax.random.key(0), **({"group": 64} if name != "mxfp4" else {}))
+    mean = np.asarray(typax.dense(q)).mean(0)
+    assert np.abs(mean - x[0]).max() < 4 * formats()[name].codes.gap / formats()[name].codes.largest / 2 / 20
+    again = typax.quantize(x, name, key=jax.random.key(0), **({"group": 64} if name != "mxfp4" else {}))
+    assert (np.asarray(again.qvalue) == np.asarray(q.qvalue)).all()
+
+
+@pytest.mark.parametrize("exponents", ["even", "ceil", "rceil"])
+def test_exponents_of_mx(exponents):
+    x = rows(32)[:1].repeat(64, 0) * 2.0 ** np.random.default_rng(6).uniform(-4, 4, (64, 1)).astype(np.float32)
+    q = typax.quantize(x.astype(np.float32), "mxfp8", exponents=exponents)
+    a = np.abs(x).max(-1).astype(np.float64)
+    if exponents == "ceil":
+        e = np.ceil(np.log2(a)) - 8
+    elif exponents == "rceil":
+        e = np.ceil(np.log2(a / 448))
+    else:
+        fraction, e = np.frexp(a)
+        e = e - 1 + (2 * fraction + 2.0**-4 >= 2) - 8
+    assert (np.asarray(q.scale)[:, 0] == e + 127).all()
+    if exponents != "even":  # nothing saturates
+        assert (np.abs(typax.dense(q)).max(-1) >= a * (1 - 2.0**-4)).all()
+
+
+REFUSED = [
+    (dict(format="int5"), ValueError, r"no format is called 'int5'; the formats are int8, int4"),
+    (dict(axis=2), ValueError, "quantize: axis=2 does not name distinct axes of an array of rank 2"),
+    (dict(axis=()), ValueError, r"quantize: axis=\(\), group=None: values share no scale"),
+    (dict(group=0), ValueError, "group=0, but a group has at least one value"),
+    (dict(axis=(0, 1), group=(4,)), ValueError, r"group=\(4,\) has 1 entries, but axis=\(0, 1\) names 2 axes"),
+    (dict(scale="max"), ValueError, 'quantize: scale=\'max\'; it is "absmax", "mse"'),
+    (dict(scale=("percentile", 0)), ValueError, "a percentile lies above 0"),
+    (dict(scale=np.ones((3, 7), np.float32)), ValueError, r"scale has shape \(3, 7\), which does not broadcast .* \(6,\)"),
+    (
+        dict(format="mxfp4", scale=1.0),
+        ValueError,
+        "scales of mxfp4 cannot be given, since they are no floats but bytes e8m0",
+    ),
+    (dict(format="nf4", zero_point=True), ValueError, "nf4 has no zero point"),
+    (dict(zero_point=np.int8(3)), ValueError, "a zero point is given together with its scale"),
+    (dict(format="uint8", scale=1.0, zero_point=np.float32(3)), TypeError, "a zero point is a code, an integer"),
+    (dict(exponents="ceil"), ValueError, "exponents= is for scales that are powers of two, and int8 has float32"),
+    (dict(format="mxfp8", exponents="up"), ValueError, "exponents='up' is none of 'floor', 'even'"),
+    (dict(format="nf4_double", axis=None), ValueError, "quantized in groups, but there is one scale only"),
+]
+
+
+@pytest.mark.parametrize(("how", "error", "says"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_refused(how, error, says):
+    with pytest.raises(error, match=says):
+        typax.quantize(np.ones((6, 10), np.float32), **how)
+
+
+def test_components_must_be_those_of_the_format():
+    q = typax.quantize(np.ones((6, 10), np.float32), "int4", group=4)
+    cls, statics = type(q), dict(format=q.format, bits=4, g0=4, p0=2)
+    with pytest.raises(TypeError, match="codes of int4 are uint8, got int8"):
+        cls(q.qvalue.view(jnp.int8), q.scale, **statics)
+    with pytest.raises(TypeError, match=r"4 codes of int4 take 2 bytes, got uint8\[6,3,1\]"):
+        cls(q.qvalue[..., :1], q.scale, **statics)
+    with pytest.raises(ValueError, match="int9: 512 codes do not fit 8 bits"):
+        Format("int9", "q9", typax.quantized.Integers(-256, 255))
+
+
+def test_scales_follow_the_codes_on_a_mesh():
+    x = jnp.asarray(np.random.default_rng(7).normal(size=(16, 8)).astype(np.float32))
+    with jax.set_mesh(jax.make_mesh((2,), ("i",))):
+        for spec, name, how, shown in [
+            (jax.P("i"), "int4", {"axis": 0, "group": 4}, "q4g4t[16@i,8]"),
+            (jax.P(None, "i"), "int4", {"axis": 0, "group": 4}, "q4g4t[16,8@i]"),
+            (jax.P("i"), "int4", {"group": 4}, "q4g4[16@i,8]"),
+            (jax.P("i"), "int4", {"axis": 0}, "q4t[16@i,8]"),
+            (jax.P(None, "i"), "nvfp4", {"axis": 0}, "nvfp4t[16,8@i]"),
+            (jax.P("i"), "int8", {"axis": (0, 1), "group": 4}, "q8g4x4[16@i,8]"),
+        ]:
+            q = typax.quantize(jax.device_put(x, spec), name, **how)
+            assert str(jax.typeof(q)) == shown
+            assert (jax.device_get(typax.dense(q)) == np.asarray(typax.dense(typax.quantize(x, name, **how)))).all()
+            cut = jax.typeof(q).partition_spec(spec)[0]
+            f = jax.jit(jax.shard_map(typax.dense, in_specs=cut, out_specs=spec))
+            assert (jax.device_get(f(q)) == jax.device_get(typax.dense(q))).all()
+        says = r"axis 0 of float32\[16@i,8\] has 2 shards of 8, which groups of 16 do not divide; use a group that divides 8"
+        with pytest.raises(TypeError, match=says):
+            typax.quantize(jax.device_put(x, jax.P("i")), "int4", axis=0, group=16)
+
+
+SOME = [
+    "raise-lower",
+    "lowered-types",
+    "equality",
+    "dense-declared",
+    "rank-change",
+    "dense-of-stack",
+    "retract-zero",
+    "fan-out",
+]
+
+
+@pytest.mark.parametrize("name", ["int4", "nvfp4"])
+def test_laws(name):
+    q = typax.quantize(jnp.linspace(-1, 1, 60).reshape(6, 10), name, group=4)
+    others = [typax.quantize(jnp.linspace(-2, 1, 60).reshape(6, 10), name, group=4)]
+    result = typax.laws.check(type(q), examples=[q, *others], laws=SOME)
+    assert result.ok, str(result)

@@ -1,0 +1,116 @@
+"""Rows of codes: which values of an array share a scale, and how they lie in memory.
+
+An axis of size n is kept (group 1), shared as a whole (group 0), or cut into groups of g (the last one padded).  Whatever
+shares a scale comes last, so that codes are rows with one scale each:
+
+    x [k, n]      groups      codes               scale
+    by rows       (1, 0)      [k, n]              [k]
+    by columns    (0, 1)      [n, k]              [n]
+    128 rows      (128, 1)    [k/128, n, 128]     [k/128, n]
+    tiles         (2, 4)      [k/2, n/4, 2, 4]    [k/2, n/4]
+    as a whole    (0, 0)      [k, n]              []
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Groups = tuple[int, ...]
+
+
+def groups_of(ndim: int, axis: Any, group: Any, where: str) -> Groups:
+    """The group of each axis, from the axes along which values share a scale and what these are cut into.
+
+    Raises:
+      ValueError: for an axis that is not there or given twice, or a group below 1.
+    """
+    axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    if any(not -ndim <= a < ndim for a in axes) or len({a % ndim for a in axes if ndim}) != len(axes):
+        raise ValueError(f"{where}: axis={axis} does not name distinct axes of an array of rank {ndim}")
+    sizes = tuple(group) if isinstance(group, tuple | list) else (group,) * len(axes)
+    if len(sizes) != len(axes):
+        raise ValueError(f"{where}: group={group} has {len(sizes)} entries, but axis={axis} names {len(axes)} axes")
+    if any(g is not None and g < 1 for g in sizes):
+        raise ValueError(f"{where}: group={group}, but a group has at least one value")
+    out = [1] * ndim
+    for a, g in zip(axes, sizes, strict=True):
+        out[a % ndim] = 0 if g is None else g
+    return tuple(out)
+
+
+def outer_axes(groups: Groups) -> list[int]:
+    """The axes that have scales of their own."""
+    return [a for a, g in enumerate(groups) if g != 0]
+
+
+def inner_axes(groups: Groups) -> list[int]:
+    """The axes along which values share a scale."""
+    return [a for a, g in enumerate(groups) if g != 1]
+
+
+def pads(shape: Sequence[int], groups: Groups) -> tuple[int, ...]:
+    """How many values the last group of each axis lacks."""
+    return tuple(-n % g if g > 1 else 0 for n, g in zip(shape, groups, strict=True))
+
+
+def split(x: Any, groups: Groups, where: str) -> Any:
+    """The rows of an array: the axes that have scales, then those that share one; padded by zeros.
+
+    Raises:
+      TypeError: if a sharded axis is cut into groups that do not divide its shards.
+    """
+    parts = tuple(jax.typeof(x).sharding.spec)
+    for a, (n, g, part) in enumerate(zip(x.shape, groups, parts, strict=True)):
+        if part is not None and g > 1:
+            _whole_groups(x, a, n, g, part, where)
+    missing = pads(x.shape, groups)
+    if any(missing):
+        x = jnp.pad(x, [(0, p) for p in missing])
+    cut, places, new = [], [], []
+    for n, g, part in zip(x.shape, groups, parts, strict=True):
+        places.append(len(cut))
+        cut += [n // g, g] if g > 1 else [n]
+        new += [part, None] if g > 1 else [part]
+    if len(cut) > x.ndim:
+        sharded = any(p is not None for p in parts)
+        x = lax_reshape(x, tuple(cut), jax.P(*new) if sharded else None)
+    order = [places[a] for a in outer_axes(groups)] + [places[a] + (groups[a] > 1) for a in inner_axes(groups)]
+    return jnp.transpose(x, order)
+
+
+def lax_reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:
+    return jax.lax.reshape(x, shape) if spec is None else jax.lax.reshape(x, shape, out_sharding=spec)
+
+
+def _whole_groups(x: Any, a: int, n: int, g: int, part: Any, where: str) -> None:
+    mesh = jax.typeof(x).sharding.mesh
+    shards = 1
+    for name in part if isinstance(part, tuple) else (part,):
+        shards *= mesh.shape[name]
+    if n % (shards * g):
+        raise TypeError(
+            f"{where}: axis {a} of {jax.typeof(x)} has {shards} shards of {n // shards}, which groups of {g} do not "
+            f"divide; use a group that divides {n // shards}, or fewer shards"
+        )
+
+
+def merge(rows: Any, groups: Groups, missing: Sequence[int]) -> Any:
+    """The array of which these are the rows: the way back from `split`."""
+    outer, inner = outer_axes(groups), inner_axes(groups)
+    order, shape, new, parts = [], [], [], tuple(jax.typeof(rows).sharding.spec)
+    for a, g in enumerate(groups):
+        at = ([outer.index(a)] if g != 0 else []) + ([len(outer) + inner.index(a)] if g != 1 else [])
+        order += at
+        size = 1
+        for i in at:
+            size *= rows.shape[i]
+        shape.append(size)
+        new.append(parts[at[0]])
+    x = jnp.transpose(rows, order)
+    if len(order) > len(shape):
+        x = lax_reshape(x, tuple(shape), jax.P(*new) if any(p is not None for p in new) else None)
+    if any(missing):
+        x = x[tuple(slice(0, n - p) for n, p in zip(shape, missing, strict=True))]
+    return x
