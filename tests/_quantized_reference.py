@@ -56,7 +56,7 @@ def quantize(name, x, zero_point=False):
 
 
 def _quantize(name, x, a, bad, zero_point):
-    nan = lambda s: np.where(bad, np.array(np.nan, s.dtype), s)  # noqa: E731
+    nan = lambda s: np.where(bad, np.array(np.nan, s.dtype), s)
     if name in ("int8", "int4", "uint8", "uint4"):
         signed, bits = name[0] == "i", int(name[-1])
         q = 2 ** (bits - signed) - 1

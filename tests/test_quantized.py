@@ -157,8 +157,8 @@ def test_scales_are_chosen():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(4, 256)).astype(np.float32)
     x[:, 0] = 30
-    error = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x)[:, 1:] ** 2))  # noqa: E731
-    whole = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x) ** 2))  # noqa: E731
+    error = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x)[:, 1:] ** 2))
+    whole = lambda **how: float(jnp.sum((typax.dense(typax.quantize(x, "int4", **how)) - x) ** 2))
     assert whole(scale="mse") < whole() and whole(scale="mse", zero_point=True) < whole(zero_point=True)
     assert error(scale=("percentile", 99.0)) < error() / 4
     q = typax.quantize(x, "int8", scale=np.full((4,), 0.125, np.float32))
@@ -199,25 +199,25 @@ def test_exponents_of_mx(exponents):
 
 
 REFUSED = [
-    (dict(format="int5"), ValueError, r"no format is called 'int5'; the formats are int8, int4"),
-    (dict(axis=2), ValueError, "quantize: axis=2 does not name distinct axes of an array of rank 2"),
-    (dict(axis=()), ValueError, r"quantize: axis=\(\), group=None: values share no scale"),
-    (dict(group=0), ValueError, "group=0, but a group has at least one value"),
-    (dict(axis=(0, 1), group=(4,)), ValueError, r"group=\(4,\) has 1 entries, but axis=\(0, 1\) names 2 axes"),
-    (dict(scale="max"), ValueError, 'quantize: scale=\'max\'; it is "absmax", "mse"'),
-    (dict(scale=("percentile", 0)), ValueError, "a percentile lies above 0"),
-    (dict(scale=np.ones((3, 7), np.float32)), ValueError, r"scale has shape \(3, 7\), which does not broadcast .* \(6,\)"),
+    ({"format": "int5"}, ValueError, r"no format is called 'int5'; the formats are int8, int4"),
+    ({"axis": 2}, ValueError, "quantize: axis=2 does not name distinct axes of an array of rank 2"),
+    ({"axis": ()}, ValueError, r"quantize: axis=\(\), group=None: values share no scale"),
+    ({"group": 0}, ValueError, "group=0, but a group has at least one value"),
+    ({"axis": (0, 1), "group": (4,)}, ValueError, r"group=\(4,\) has 1 entries, but axis=\(0, 1\) names 2 axes"),
+    ({"scale": "max"}, ValueError, 'quantize: scale=\'max\'; it is "absmax", "mse"'),
+    ({"scale": ("percentile", 0)}, ValueError, "a percentile lies above 0"),
+    ({"scale": np.ones((3, 7), np.float32)}, ValueError, r"scale has shape \(3, 7\), which does not broadcast .* \(6,\)"),
     (
-        dict(format="mxfp4", scale=1.0),
+        {"format": "mxfp4", "scale": 1.0},
         ValueError,
         "scales of mxfp4 cannot be given, since they are no floats but bytes e8m0",
     ),
-    (dict(format="nf4", zero_point=True), ValueError, "nf4 has no zero point"),
-    (dict(zero_point=np.int8(3)), ValueError, "a zero point is given together with its scale"),
-    (dict(format="uint8", scale=1.0, zero_point=np.float32(3)), TypeError, "a zero point is a code, an integer"),
-    (dict(exponents="ceil"), ValueError, "exponents= is for scales that are powers of two, and int8 has float32"),
-    (dict(format="mxfp8", exponents="up"), ValueError, "exponents='up' is none of 'floor', 'even'"),
-    (dict(format="nf4_double", axis=None), ValueError, "quantized in groups, but there is one scale only"),
+    ({"format": "nf4", "zero_point": True}, ValueError, "nf4 has no zero point"),
+    ({"zero_point": np.int8(3)}, ValueError, "a zero point is given together with its scale"),
+    ({"format": "uint8", "scale": 1.0, "zero_point": np.float32(3)}, TypeError, "a zero point is a code, an integer"),
+    ({"exponents": "ceil"}, ValueError, "exponents= is for scales that are powers of two, and int8 has float32"),
+    ({"format": "mxfp8", "exponents": "up"}, ValueError, "exponents='up' is none of 'floor', 'even'"),
+    ({"format": "nf4_double", "axis": None}, ValueError, "quantized in groups, but there is one scale only"),
 ]
 
 
@@ -229,7 +229,7 @@ def test_refused(how, error, says):
 
 def test_components_must_be_those_of_the_format():
     q = typax.quantize(np.ones((6, 10), np.float32), "int4", group=4)
-    cls, statics = type(q), dict(format=q.format, bits=4, g0=4, p0=2)
+    cls, statics = type(q), {"format": q.format, "bits": 4, "g0": 4, "p0": 2}
     with pytest.raises(TypeError, match="codes of int4 are uint8, got int8"):
         cls(q.qvalue.view(jnp.int8), q.scale, **statics)
     with pytest.raises(TypeError, match=r"4 codes of int4 take 2 bytes, got uint8\[6,3,1\]"):

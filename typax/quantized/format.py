@@ -11,6 +11,7 @@ arXiv:2305.14314, appendix E for nf4; NVIDIA's NVFP4 for nvfp4.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -55,8 +56,8 @@ class Floats:
 class Table:
     """Numbers by their codes 0, 1, ..., ascending.
 
-    ``signed``: they are magnitudes, and the bit above those of the code is the sign.  ``ties``: a number in the middle of two
-    takes the ``"lower"`` code, or the ``"even"`` one.
+    ``signed``: they are magnitudes, and the bit above those of the code is the sign.  ``ties``: a number in the middle of
+    two takes the ``"lower"`` code, or the ``"even"`` one.
     """
 
     values: tuple[float, ...]
@@ -69,7 +70,7 @@ class Table:
 
     @property
     def gap(self) -> float:
-        return max(b - a for a, b in zip(self.values, self.values[1:], strict=False))
+        return max(b - a for a, b in pairwise(self.values))
 
     @property
     def zero(self) -> int:
@@ -164,7 +165,7 @@ def _dynamic() -> Table:
     for zeros in range(7):
         steps = 2 ** (6 - zeros)
         edges = [0.1 + 0.9 * i / steps for i in range(steps + 1)]
-        means = [(a + b) / 2 * 10.0**-zeros for a, b in zip(edges, edges[1:], strict=False)]
+        means = [(a + b) / 2 * 10.0**-zeros for a, b in pairwise(edges)]
         numbers += means + [-m for m in means]
     return Table(tuple(sorted(float(np.float32(n)) for n in numbers)))
 

@@ -3,7 +3,7 @@
     low    byte = c0 | c1 << 4                 4 bits; of 3 bits 8 codes in 3 bytes, c2 straddling the first two
     high   byte = c0 << 4 | c1
 
-Codes from the lowest bit on are one stream of bits, so that any whole number of bytes that ends between codes can be cut out.
+Codes from the lowest bit on are one stream of bits, so that any run of bytes that ends between codes can be cut out.
 """
 
 from typing import Any

@@ -46,7 +46,7 @@ def times(codes: Any, scale: Any, dtype: Any) -> Any:
 
 
 class QuantizedType(ValueType):
-    """The type of a quantized array. `of_format` and `groups` (of its own axes, those that are no batch axes) describe it."""
+    """The type of a quantized array: its format (`of_format`) and `groups`, of its axes that are no batch axes."""
 
     @property
     def of_format(self) -> Format:
@@ -95,7 +95,10 @@ class QuantizedType(ValueType):
         name = self.of_format.shown + ("z" if self.extra == "z" else "") + mark
         return name + (f"<{','.join(shown)}>" if shown else "") + dims
 
-    __repr__ = __str__ = lambda self: self.str_short()
+    def __repr__(self) -> str:
+        return self.str_short()
+
+    __str__ = __repr__
 
 
 def _shown(groups: Groups, usual: int | None) -> tuple[list[str], str]:
@@ -223,7 +226,8 @@ def kind(word: str, extra: str = "") -> Any:
         "__annotations__": notes, "__module__": __name__, "__qualname__": name, "__doc__": f"{codes} -> {stands_for}",
         "general": True, "word": word, "extra": extra, "dense": dense_of, "from_dense": _way_in(word, extra, sizes), **body,
     }  # fmt: skip
-    return type(Quantized)(name, (Quantized,), space, name=name)
+    make: Any = type(Quantized)
+    return make(name, (Quantized,), space, name=name)
 
 
 def _way_in(word: str, extra: str, sizes: list[str]) -> Any:
@@ -327,6 +331,7 @@ def build(format: Format, groups: Groups, shape: tuple[int, ...], parts: Parts, 
     scale = parts.scale
     if isinstance(scale, Parts):
         outer = tuple(shape[a] if g == 1 else -(-shape[a] // g) for a, g in enumerate(groups) if g != 0)
-        scale = build(format.scale.of, scale.scale_groups, outer, scale, jnp.float32)
+        of: Any = format.scale.of
+        scale = build(of, scale.scale_groups, outer, scale, jnp.float32)
     more = [x for x in (parts.zero_point, parts.offset) if x is not None]
     return kind(word, extra)(parts.qvalue, scale, *more, dtype=dtype, format=format, bits=format.bits, **sizes)
