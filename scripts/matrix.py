@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 def run(side: str, words: list[str], trace: bool) -> dict[str, str]:
     """The cells of one side, in this process."""
-    import _matrix
-    from _matrix.sides import SIDES
+    import _matrix  # pyright: ignore[reportMissingImports]
+    from _matrix.sides import SIDES  # pyright: ignore[reportMissingImports]
 
     if side == "raw":
         _matrix.alone()
@@ -60,7 +60,7 @@ def main() -> None:
         cells = run(args.side, args.words, trace=not args.json)
         print(json.dumps(cells) if args.json else f"{sum(c == 'works' for c in cells.values())} of {len(cells)} work")
         return
-    from _matrix import _table
+    from _matrix import _table  # pyright: ignore[reportMissingImports]
 
     if args.write:
         import jax
