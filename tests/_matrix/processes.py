@@ -19,9 +19,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from _matrix import ROWS, cell, row, works_raw
-from _matrix.sides import ROWS8, SIDES, mesh
+from _matrix import row, works_raw
+from _matrix.sides import ROWS8, mesh
 
+KIND = "processes"
 MODES = {"auto": False, "explicit": True}
 
 
@@ -89,11 +90,22 @@ def _(s: Any, m: Any) -> Any:
     return s.jit(s.dense)(q), jnp.array([len(held.addressable_shards), *held.addressable_shards[0].data.shape])
 
 
-@modes("reshard gathers the codes: int8 on the wire", where=("explicit",), want=lambda: jnp.array([1, 0]))
-def _(s: Any, m: Any) -> Any:
-    text = s.jit(lambda q: s.reshard(q, jax.P(None, None))).lower(rows(s, m)).compile().as_text()
+def on_the_wire(f: Any, x: Any) -> Any:
+    """Whether the compiled program gathers int8 codes, and whether it gathers a matrix of floats."""
+    text = f.lower(x).compile().as_text()
     gathers = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather", text)
     return jnp.array([("s8", "8,3") in gathers, any(dtype == "f32" and "," in shape for dtype, shape in gathers)]).astype(int)
+
+
+@modes("reshard gathers the codes: int8 on the wire", where=("explicit",), want=lambda: jnp.array([1, 0]))
+def _(s: Any, m: Any) -> Any:
+    return on_the_wire(s.jit(lambda x: s.reshard(s.quantize(x), jax.P(None, None))), spread(m, ROWS8, "i"))
+
+
+@modes("all_gather gathers the codes: int8 on the wire", want=lambda: jnp.array([1, 0]))
+def _(s: Any, m: Any) -> Any:
+    f = lambda x: s.dense(s.all_gather(s.quantize(x), "i", tiled=True))[None]
+    return on_the_wire(s.jit(s.shard_map(f, in_specs=jax.P("i"), out_specs=jax.P("i"))), spread(m, ROWS8, "i"))
 
 
 @modes("a checkpoint: each process writes its own shards", where=("auto",))
@@ -132,7 +144,7 @@ def cells(side: str, words: list[str] | None = None) -> dict[str, str]:
         port = str(s.getsockname()[1])
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
-    program = [sys.executable, "-m", "_matrix.processes", side, port]
+    program = [sys.executable, "-m", "_matrix._worker", side, port]
     both = [
         subprocess.Popen([*program, str(k), *(words or [])], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for k in range(2)
@@ -148,21 +160,3 @@ def cells(side: str, words: list[str] | None = None) -> dict[str, str]:
             raise RuntimeError(err)
         found.append(json.loads(out.splitlines()[-1]))
     return {key: got if (got := found[0][key]) != "works" else found[1][key] for key in found[0]}
-
-
-def main(side: str, port: str, rank: str, *words: str) -> None:
-    import _matrix
-
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(rank))
-    if side == "raw":
-        _matrix.alone()
-    here, plain = SIDES[side](), SIDES["plain"]()
-    mine = [r for r in ROWS.values() if r.kind == "processes" and (not words or any(w in r.key for w in words))]
-    print(json.dumps({r.key: cell(r, here, plain, trace=bool(words)) for r in mine}), flush=True)
-
-
-if __name__ == "__main__":
-    from _matrix import processes
-
-    processes.main(*sys.argv[1:])

@@ -169,7 +169,18 @@ def _(s: Any) -> Any:
     return s.matmul(jax.device_put(jnp.ones((2, 8)), jax.P(None, "i")), rows(s))
 
 
+@explicit("lower and compile on a partitioned value")
+def _(s: Any) -> Any:
+    return s.jit(lambda q: s.dense(q) * 2).lower(rows(s)).compile()(rows(s))
+
+
 # --- auto
+
+
+@auto("lower and compile on a partitioned value")
+def _(s: Any, m: Any) -> Any:
+    q = s.quantize(jax.device_put(ROWS8, NamedSharding(m, jax.P("i"))))
+    return s.jit(lambda q: s.dense(q) * 2).lower(q).compile()(q)
 
 
 @auto("jit argument and result, grad", red=False)
