@@ -549,6 +549,7 @@ def prepare_lowering(traced: Any, flat: Any) -> Any:
     lo, avals = traced.lojax, traced.jaxpr.in_avals
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     lo._params = lo._params | {k: flat._params[k] for k in names}
+    lo._meta_tys_flat = flat._meta_tys_flat
     if not any(map(is_hi, avals)) and any(map(is_hi, traced.jaxpr.out_avals)):
         _, lo._in_tree = tree_util.tracing_registry.flatten(traced.in_tree.unflatten([[a] for a in avals]))
     return traced

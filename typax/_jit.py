@@ -42,8 +42,11 @@ class Flat:
             flat, donate_argnums=tuple(i for i, d in enumerate(flags) if d), **options, **self._per_array(traced, shardings)
         )
 
-    def trace(self) -> Any:
-        return self.call.trace(*(lo for t in self.in_tys for lo in t.lo_ty()))
+    def trace(self, args: Sequence[Any]) -> Any:
+        """Traced on the arrays that make up the arguments, of which the devices are known then, or on their types."""
+        pairs = zip(self.in_tys, args, strict=True)
+        los = (t.lower_val(x) if _jax.is_hi_value(x) else t.lo_ty() if _jax.is_hi(t) else [x] for t, x in pairs)
+        return self.call.trace(*(lo for own in los for lo in own))
 
     def open(self, args: Sequence[Any]) -> list[Any]:
         """The arrays that make up the arguments."""
@@ -161,7 +164,7 @@ class Jitted:
         flat = self._of(traced)
         if flat is None:
             return self.own.trace(*args, **kwargs) if self.own is not self.bare else traced
-        return Staged(_jax.prepare_lowering(traced, flat.trace()), traced.in_tree, flat.in_tys)
+        return Staged(_jax.prepare_lowering(traced, flat.trace(self.dynamic(args, kwargs))), traced.in_tree, flat.in_tys)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of `jax.jit`: ``f.lower(*args).compile()(*args)``."""
