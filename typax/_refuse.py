@@ -20,7 +20,7 @@ METHODS = """
     dot flatten item max mean min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes
     take tolist trace var view
 """
-PROPERTIES = "T at flat imag mT real"
+PROPERTIES = "at flat imag mT real"
 NAMES = frozenset((METHODS + PROPERTIES).split())
 #: A class that defines one of these itself: the name under which a tracer finds it on its type.
 FORWARDED = {f"__{n}__": f"_{n}" for n in f"{OPERATORS} getitem len".split()}

@@ -37,7 +37,8 @@ _repair_remat()
 
 
 def _repair_identities() -> None:
-    """``stop_gradient`` and ``optimization_barrier`` of a hi value are not lowered, though they act on each array alike."""
+    """``stop_gradient``, ``optimization_barrier`` and ``checkpoint_name`` of a hi value are not lowered, though they act on
+    each array alike."""
 
     def to_lojax(primitive: Any) -> Callable[..., Any]:
         def run(*args: Any, **params: Any) -> Any:
@@ -52,7 +53,7 @@ def _repair_identities() -> None:
 
         return run
 
-    for primitive in (ad_util.stop_gradient_p, jax.lax.optimization_barrier_p):
+    for primitive in (ad_util.stop_gradient_p, jax.lax.optimization_barrier_p, ad_checkpoint.name_p):
         if "to_lojax" not in vars(primitive):
             primitive.is_high = lambda *avals, **_: any(map(_jax.is_hi, avals))
             primitive.to_lojax = to_lojax(primitive)
@@ -77,6 +78,17 @@ def _repair_cond() -> None:
 
 _repair_cond()
 
+
+_mismatch = core.aval_mismatch_extra
+
+
+def aval_mismatch_extra(a: Any, b: Any) -> str:
+    """What the error about a rule of ``jax.custom_vjp`` adds on how a cotangent differs from the *operand*: of a hi value they
+    may be of one type, for which it fails before it says anything."""
+    return "" if core.typematch(a, b) else _mismatch(a, b)
+
+
+core.aval_mismatch_extra = aval_mismatch_extra
 
 _to_meta_ty = pjit.convert_to_metaty
 

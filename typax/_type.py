@@ -292,6 +292,14 @@ class ValueType(Partitioned, _jax.HiType):
     def nbytes(self) -> int:
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.lo_ty())
 
+    def update(self, **_: Any) -> Any:
+        """Asked for by operations of arrays that are applied to such values (``pallas_call``, collectives of ``jax.lax``):
+        raises a TypeError."""
+        raise TypeError(
+            f"an operation of arrays was applied to a value of type {self}; use the function of typax of that name, if there "
+            "is one, or apply it to the components, v.components()"
+        )
+
     def _no_indexed_ref(self, *_: Any, **__: Any) -> Any:
         """Asked for by an indexed read or write of a ref of such values: raises a TypeError."""
         raise TypeError(

@@ -105,7 +105,7 @@ class Value(metaclass=ValueMeta):
         props = {c.name: _opens(c.name) for c in decl.components}
         statics = {s.name: _static_property(s.name) for s in decl.statics if s.name != "dtype"}
         methods = {"components": _jax.aval_method(cls.components), "dense": _jax.aval_method(dense)}
-        methods |= {"transpose": _jax.aval_method(cls.transpose)}
+        methods |= {"transpose": _jax.aval_method(cls.transpose), "T": _jax.aval_property(lambda x: x.transpose())}
         methods |= {"_getitem": staticmethod(cls.__getitem__), "_len": staticmethod(cls.__len__)}
         if hitype is not None and not (isinstance(hitype, type) and issubclass(hitype, ValueType)):
             raise TypeError(f"{cls.__name__}: hitype={hitype!r} is no subclass of typax.ValueType")
@@ -230,6 +230,8 @@ class Value(metaclass=ValueMeta):
     def transpose(self, *permutation: Any) -> Any:
         """Permute the axes; batch axes freely, and others if the type implements ``typax.transpose``."""
         return _transpose(self, *permutation)
+
+    T = property(lambda self: self.transpose(), doc="The transpose, of a type that implements ``typax.transpose``.")
 
     # Everything an array tells about itself, a value tells about what it stands for.
     shape = property(lambda self: self._type.shape)
