@@ -11,7 +11,7 @@ import jax
 from jax._src import ad_checkpoint, ad_util, core, pjit
 from jax._src.interpreters import batching
 from jax._src.lax import lax as _lax
-from jax._src.lax.control_flow import conditionals
+from jax._src.lax.control_flow import conditionals, solves
 
 from typax import _jax
 
@@ -60,6 +60,20 @@ def _repair_identities() -> None:
 
 
 _repair_identities()
+
+
+def _repair_linear_solve() -> None:
+    """``custom_linear_solve``, and ``custom_root`` by it, is not lowered where its functions close over a hi value or compute
+    with one.  When it is lowered nothing is differentiated any more: it is what its solver computes."""
+    primitive = solves.linear_solve_p
+    if "to_lojax" not in vars(primitive):
+        primitive.is_high = lambda *avals, jaxprs, **_: (
+            any(map(_jax.is_hi, avals)) or any(j is not None and _jax.is_high(j) for j in jaxprs)
+        )
+        primitive.to_lojax = primitive.impl
+
+
+_repair_linear_solve()
 
 
 def _repair_cond() -> None:

@@ -82,7 +82,7 @@ def alone() -> None:
 
 def first_line(error: BaseException) -> str:
     text = (str(error).strip() or "(no message)").splitlines()[0]
-    text = re.sub(r"0x[0-9a-f]+", "0x...", re.sub(r"\s+", " ", text))
+    text = re.sub(r"0x[0-9a-f]+|/\S+\.py:\d+", "...", re.sub(r"\s+", " ", text))
     return text if len(text) <= WIDTH else text[: WIDTH - 4] + " ..."
 
 

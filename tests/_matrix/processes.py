@@ -94,7 +94,9 @@ def on_the_wire(f: Any, x: Any) -> Any:
     """Whether the compiled program gathers int8 codes, and whether it gathers a matrix of floats."""
     text = f.lower(x).compile().as_text()
     gathers = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather", text)
-    return jnp.array([("s8", "8,3") in gathers, any(dtype == "f32" and "," in shape for dtype, shape in gathers)]).astype(int)
+    return jnp.array([("s8", "8,3") in gathers, any(dtype == "f32" and "," in shape for dtype, shape in gathers)]).astype(
+        int
+    )
 
 
 @modes("reshard gathers the codes: int8 on the wire", where=("explicit",), want=lambda: jnp.array([1, 0]))
@@ -146,7 +148,9 @@ def cells(side: str, words: list[str] | None = None) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
     program = [sys.executable, "-m", "_matrix._worker", side, port]
     both = [
-        subprocess.Popen([*program, str(k), *(words or [])], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*program, str(k), *(words or [])], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for k in range(2)
     ]
     try:

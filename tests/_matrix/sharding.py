@@ -191,7 +191,8 @@ def _(s: Any, m: Any) -> Any:
 
 @auto("jit, in_shardings=NamedSharding of a value")
 def _(s: Any, m: Any) -> Any:
-    return s.jit(lambda q: s.dense(q) * 2, in_shardings=NamedSharding(m, jax.P("i")))(s.quantize(ROWS8))
+    ns = NamedSharding(m, jax.P("i"))
+    return s.jit(lambda q: s.dense(q) * 2, in_shardings=ns)(s.quantize(jax.device_put(ROWS8, ns)))
 
 
 @auto("jit, out_shardings=NamedSharding of a value")
