@@ -63,8 +63,8 @@ _repair_identities()
 
 
 def _repair_linear_solve() -> None:
-    """``custom_linear_solve``, and ``custom_root`` by it, is not lowered where its functions close over a hi value or compute
-    with one.  When it is lowered nothing is differentiated any more: it is what its solver computes."""
+    """``custom_linear_solve``, and ``custom_root`` by it, is not lowered where its functions close over a hi value or
+    compute with one.  When it is lowered nothing is differentiated any more: it is what its solver computes."""
     primitive = solves.linear_solve_p
     if "to_lojax" not in vars(primitive):
         primitive.is_high = lambda *avals, jaxprs, **_: (
@@ -97,8 +97,8 @@ _mismatch = core.aval_mismatch_extra
 
 
 def aval_mismatch_extra(a: Any, b: Any) -> str:
-    """What the error about a rule of ``jax.custom_vjp`` adds on how a cotangent differs from the *operand*: of a hi value they
-    may be of one type, for which it fails before it says anything."""
+    """What the error about a rule of ``jax.custom_vjp`` adds on how a cotangent differs from the *operand*: of a hi value
+    they may be of one type, for which it fails before it says anything."""
     return "" if core.typematch(a, b) else _mismatch(a, b)
 
 

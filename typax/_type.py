@@ -296,8 +296,8 @@ class ValueType(Partitioned, _jax.HiType):
         """Asked for by operations of arrays that are applied to such values (``pallas_call``, collectives of ``jax.lax``):
         raises a TypeError."""
         raise TypeError(
-            f"an operation of arrays was applied to a value of type {self}; use the function of typax of that name, if there "
-            "is one, or apply it to the components, v.components()"
+            f"an operation of arrays was applied to a value of type {self}; use the function of typax of that name, if "
+            "there is one, or apply it to the components, v.components()"
         )
 
     def _no_indexed_ref(self, *_: Any, **__: Any) -> Any:
