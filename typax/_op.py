@@ -18,11 +18,11 @@ from typing import Any
 import jax
 
 from typax import _axes, _interpret, _jax, _jaxpr, _prim
-from typax._axes import Pattern, static_key
+from typax._axes import Pattern
 from typax._byhand import axes_type, has_axes, is_raw
 from typax._match import Implementation, covers, overlap, read_implementation, show_operands, stack_of_one
 from typax._override import Overridden, rule_setter
-from typax._prim import Cache, Linear, Mask, has_tangent
+from typax._prim import Cache, Calls, Linear, Mask, Statics, has_tangent
 from typax._structural import (
     Opened,
     Rule,
@@ -75,7 +75,7 @@ class Op:
         return f"<op {self.name}>"
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
-        return self if obj is None else lambda *a, **k: self(obj, *a, **k)
+        return self if obj is None else functools.partial(self, obj)
 
     def impl(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Add an implementation, chosen where the operand types fit its annotations.
@@ -106,7 +106,7 @@ class Op:
 
     def forget(self) -> None:
         """What was derived so far no longer holds."""
-        self.cache.entries.clear()
+        self.cache = Cache()
 
     def application(self, tys: Sequence[Any], **statics: Any) -> Any:
         """The op at operands of these types."""
@@ -217,26 +217,33 @@ class Op:
         return best[0] if best else None
 
     def __call__(self, *args: Any, **statics: Any) -> Any:
-        flat, tree = jax.tree.flatten(args)
-        flat = [pack_open(x) for x in flat]
-        tys = tuple(_type_of(self.name, x) for x in flat)
-        named = static_key(tuple(statics.items()))
-        key = (tree, tys, named, _jax.trace_key())
         try:
-            app = self.cache.find(key)
+            named = Statics(statics) if statics else None
         except TypeError as e:
             raise TypeError(
                 f"{self.name}: keyword arguments are static and must be hashable ({e}); values go by position"
             ) from None
+        calls = self.cache.calls
+        if calls is None:
+            calls = self.cache.calls = Calls(self.name, self._find)
+        return calls.call(named, *args) if _jax.trace_is_clean() else calls.run(named, *args)
+
+    def _find(self, named: Statics | None, args: tuple[Any, ...]) -> Any:
+        statics = named.given if named else {}
+        flat, tree = jax.tree.flatten(args)
+        flat = [pack_open(x) for x in flat]
+        tys = tuple(_type_of(self.name, x) for x in flat)
+        key = (tree, tys, named, _jax.trace_key())
+        app = self.cache.find(key)
         if app is None:
             with _jax.without_anonymous_axes():
                 key = (tree, tys, named, _jax.trace_key())
                 app = self.cache.get(key, lambda: self._application(tree, tys, statics))
         if app is _REFERENCE:
-            return self._on_arrays(args, statics)
+            return functools.partial(self._on_arrays, args, statics)
         if isinstance(app, Refused):
             raise Refused(*app.args)
-        return app.out_tree.unflatten(app.apply(flat))
+        return app, flat, app.out_tree.unflatten
 
     def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
         if values := [k for k, v in statics.items() if _jax.is_hi_value(v)]:

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _jax, _jaxpr
+from typax._axes import static_key
 from typax._byhand import is_raw, own_spec, tangent_axis
 from typax._spec import Axes
-from typax._type import ValueType, by_type, lo_axes, open_vals, with_los
+from typax._type import ValueType, by_type, lo_axes, open_vals, opens_in_calls, with_los
 
 type Mask = tuple[bool, ...]
 
@@ -51,6 +52,7 @@ class Cache:
 
     def __init__(self, maxsize: int = 4096) -> None:
         self.maxsize, self.entries = maxsize, OrderedDict[Any, Any]()
+        self.calls: Any = None  # the `Calls` that go by it
 
     def find(self, key: Any) -> Any:
         """The entry, or ``None``."""
@@ -96,6 +98,11 @@ class Application:
     def prim(self) -> Any:
         return prim_class(self.name)(self)
 
+    @functools.cached_property
+    def opens_in_calls(self) -> bool:
+        """Whether calls in C++ can open its operands and close its results."""
+        return all(map(opens_in_calls, (*self.in_tys, *self.out_tys)))
+
     def lower(self, args: Sequence[Any]) -> list[Any]:
         return [lo for t, x in zip(self.in_tys, args, strict=True) for lo in t.lower_val(x)]
 
@@ -110,6 +117,53 @@ class Application:
         if _jax.trace_is_clean() and not any(isinstance(x, _jax.Tracer) for x in args):
             return self.run(args)
         return list(self.prim(*args))
+
+
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
+class Statics:
+    """The keyword arguments of a call, told apart by `static_key`. Raises a TypeError if one is not hashable."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given, self.key = given, static_key(tuple(given.items()))
+        self._hash = hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Statics) and self.key == other.key
+
+
+class Calls:
+    """The ways to call an op. ``find(statics, operands)`` gives the application, the flat operands, and what makes the
+    result of its results; or a function without arguments that is all there is to do.
+
+    `run` takes any values.  `call` is the same outside of any trace, where it goes by what it did for operands of these
+    types: in C++, if it can (`_jax.fast_call`).
+    """
+
+    def __init__(self, name: str, find: Callable[[Statics | None, tuple[Any, ...]], Any]) -> None:
+        def run(statics: Statics | None, *args: Any) -> Any:
+            found = find(statics, args)
+            if callable(found):
+                return found()
+            app, flat, shape = found
+            return shape(app.apply(flat))
+
+        def miss(statics: Statics | None, *args: Any) -> Any:
+            found = find(statics, args)
+            if callable(found):
+                return found(), None, False
+            app, flat, shape = found
+            if app.refuses or not app.opens_in_calls or any(isinstance(x, _jax.Tracer) for x in flat):
+                return shape(app.apply(flat)), None, False
+            return _jax.call_miss(app.lo, app.lower(flat), lambda los: shape(open_vals(app.out_tys, los)))
+
+        run.__name__ = run.__qualname__ = name
+        self.run = run
+        self.call = run if _jax.call_path is None else _jax.fast_call(run, miss, nums=(0,))
 
 
 # --- mapping -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ leaves (its implementation) gives every linear part through JAX's own differenti
 stand for the views.
 """
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from typax import _interpret, _jax, _jaxpr, _prim
 from typax._byhand import is_raw, own_spec
-from typax._prim import Application, Cache, Linear, Mask
+from typax._prim import Application, Cache, Calls, Linear, Mask
 from typax._type import ValueType, dense_type, record_view
 
 # --- views and tangents --------------------------------------------------------------------------------------------
@@ -447,23 +448,31 @@ def dense(value: Any) -> Any:
       TypeError: if ``value`` is neither an array nor a value of a declared type, or if the body of `dense` gives
         another type than its annotation says.
     """
-    value = pack_open(value)
+    return (_dense.call if _jax.trace_is_clean() else _dense.run)(None, value)
+
+
+def _dense_record(ty: ValueType, value: Any) -> Any:
+    leaves = zip(ty.leaves, component_leaves(value), strict=True)
+    subs = [x if is_raw(a) else dense(x) for a, x in leaves]  # one written by hand stands for itself
+    return record_view(ty.decl, ty.tree.unflatten(subs))
+
+
+def _find_dense(_: Any, operands: tuple[Any, ...]) -> Any:
+    value = pack_open(*operands)
     try:
         ty = _jax.typeof(value)
     except TypeError:
         if jax.tree_util.all_leaves([value]):
             raise
-        return jax.tree.map(dense, value)
+        return lambda: jax.tree.map(dense, value)
     if not isinstance(ty, ValueType):
         if _jax.is_hi(ty):
             raise TypeError(
                 f"typax.dense: {ty} is not a declared type, so what it stands for is not known; apply its own primitive"
             )
-        return value
+        return lambda: value
     if ty.decl.is_record:
-        leaves = zip(ty.leaves, component_leaves(value), strict=True)
-        subs = [x if is_raw(a) else dense(x) for a, x in leaves]  # one written by hand stands for itself
-        return record_view(ty.decl, ty.tree.unflatten(subs))
+        return lambda: _dense_record(ty, value)
 
     def make() -> Application:
         fn = dense_fn(ty)
@@ -494,10 +503,10 @@ def dense(value: Any) -> Any:
             )
         return Derived("dense", (ty,), (ty.dense_type,), traced, rule)
 
-    (out,) = made("dense", ty, make).apply([value])
-    return out
+    return made("dense", ty, make), [value], operator.itemgetter(0)
 
 
+_dense = Calls("dense", _find_dense)
 _interpret.densify = dense
 
 

@@ -40,7 +40,7 @@ from typax._structural import (
     over_axes,
     pack_open,
 )
-from typax._type import ValueType, typing_tree
+from typax._type import ValueType, opens_by_leaves, typing_tree
 
 
 def _opens(name: str) -> Any:
@@ -117,7 +117,7 @@ class Value(metaclass=ValueMeta):
         cls.dense = lambda self: dense(self)  # type: ignore[attr-defined]
         cls.__signature__ = _build.signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
-        if all(getattr(cls._hitype, n) is getattr(ValueType, n) for n in _LOWERING):
+        if opens_by_leaves(cls._hitype):
             _jax.register_node(cls, _open_leaves, ValueType.of_leaves)
         if _components is None and decl.tangent.by_components:
             cls._tangent_class = _companion(cls)
@@ -326,8 +326,6 @@ def _type_of(value: Any) -> ValueType:
 
 
 _open_leaves = operator.attrgetter("_leaves", "_type")
-_LOWERING = ("lo_ty", "lower_val", "raise_val", "open_val", "of_leaves")
-"""A type that replaces one of these is opened and closed in Python alone."""
 
 
 class _Key:
