@@ -4,6 +4,7 @@ In a round each function runs once, as a loop of many calls that ends when the l
 the median over rounds: of a function's time, and of its ratio to another's *in the same round*.
 """
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -33,11 +34,18 @@ def measure(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int)
         for _ in range(5):  # compile, and fill every cache
             jax.block_until_ready(f())
     found: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, f in functions.items():
-            out, start = None, time.perf_counter()
-            for _ in range(calls):
-                out = f()
-            jax.block_until_ready(out)
-            found[name].append((time.perf_counter() - start) / calls * 1e6)
+    order = list(functions.items())
+    gc.collect()
+    gc.disable()  # as timeit does: a collection falls on one function, whoever left the garbage
+    try:
+        for _ in range(rounds):
+            order.append(order.pop(0))  # each comes after each other
+            for name, f in order:
+                out, start = None, time.perf_counter()
+                for _ in range(calls):
+                    out = f()
+                jax.block_until_ready(out)
+                found[name].append((time.perf_counter() - start) / calls * 1e6)
+    finally:
+        gc.enable()
     return Times(found)

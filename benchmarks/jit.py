@@ -62,8 +62,8 @@ def cases(counts: Sequence[int] = (1, 10, 100)) -> dict[str, dict[str, Callable[
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jit", description="What a warm jitted call costs.")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--calls", type=int, default=100, help="in a round, of one argument; fewer of more")
+    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument("--calls", type=int, default=20, help="in a round, of one argument; fewer of more")
     arguments = parser.parse_args(argv)
     print(f"JAX {jax.__version__}, {jax.devices()[0].platform}: microseconds, and times the pytree of the components.")
     print(f"Medians of {arguments.rounds} interleaved rounds.\n")

@@ -6,6 +6,7 @@ workaround steps aside as soon as JAX closes the hole it is for.
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -118,8 +119,16 @@ def trace_key() -> Any:
     return config.trace_context()
 
 
-def trace_is_clean() -> bool:
-    return core.trace_state_clean()
+def _trace_is_clean() -> bool:
+    """`core.trace_state_clean`, without its calls: it is asked before each eager call."""
+    trace = _trace_state.value
+    return trace is None or (trace is core.eval_trace and _axes_state.value is core.top_axis_env)
+
+
+trace_is_clean: Callable[[], bool] = core.trace_state_clean
+if all(hasattr(core, n) for n in ("trace_state_strong_ref", "axis_env_state", "eval_trace", "top_axis_env")):
+    _trace_state, _axes_state = core.trace_state_strong_ref, core.axis_env_state
+    trace_is_clean = _trace_is_clean
 
 
 @contextmanager
@@ -496,7 +505,7 @@ def _call_path() -> _CallPath | None:
         )
         probe: Any = jax.jit(lambda: ())
         names.make("probe", probe, probe._cache_miss, (), (), (), names.registry, names.shard, names.cache)
-        known = callable(names.registry.register_node) and callable(names.registry.flatten)
+        known = all(hasattr(names.registry, n) for n in ("register_dataclass_node", "register_node", "flatten"))
         return names if known and "out_pytree_def" in pxla.MeshExecutableFastpathData._fields else None
     except (AttributeError, TypeError):
         return None
@@ -505,10 +514,16 @@ def _call_path() -> _CallPath | None:
 call_path = _call_path()
 
 
-def register_node(cls: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]) -> None:
-    """Let calls in C++ open and close values of a class: ``flatten(value) -> (components, its type)``, and back."""
-    if call_path is not None:
-        call_path.registry.register_node(cls, flatten, unflatten)
+def register_node(cls: type, leaves: str, static: str, close: Callable[[Any, Any], Any] | None) -> None:
+    """Let calls in C++ open values of a class, by two attributes: the tuple of components, and the type.  They close them
+    by ``cls(**attributes)``, which is fastest, or by ``close(type, components)``.
+    """
+    if call_path is None:
+        return
+    if close is None:
+        call_path.registry.register_dataclass_node(cls, [leaves], [static])
+    else:
+        call_path.registry.register_node(cls, operator.attrgetter(leaves, static), close)
 
 
 def fast_call(fun: Callable[..., Any], miss: Callable[..., Any], nums: Any = (), names: Any = (), key: Any = ()) -> Any:

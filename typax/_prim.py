@@ -24,7 +24,7 @@ from typax import _jax, _jaxpr
 from typax._axes import static_key
 from typax._byhand import is_raw, own_spec, tangent_axis
 from typax._spec import Axes
-from typax._type import ValueType, by_type, lo_axes, open_vals, opens_in_calls, with_los
+from typax._type import ValueType, by_type, lo_axes, open_vals, with_los
 
 type Mask = tuple[bool, ...]
 
@@ -120,6 +120,21 @@ class Application:
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
+
+
+_LOWERING = ("lo_ty", "lower_val", "raise_val", "open_val", "of_leaves")
+
+
+def opens_in_calls(ty: Any) -> bool:
+    """Whether calls in C++ can open and close values of a type: an array, or a value that is its leaves."""
+    if not isinstance(ty, ValueType):
+        return not _jax.is_hi(ty)
+    return opens_by_leaves(type(ty)) and all(map(opens_in_calls, ty.leaves))
+
+
+def opens_by_leaves(hitype: type[ValueType]) -> bool:
+    """Whether a class of types leaves as it is how values become arrays and arrays values."""
+    return all(getattr(hitype, n) is getattr(ValueType, n) for n in _LOWERING)
 
 
 class Statics:

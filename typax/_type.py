@@ -126,19 +126,27 @@ class ValueType(Partitioned, _jax.HiType):
     def of_leaves(self, leaves: Sequence[Any]) -> Any:
         """A value of this type with these component leaves, unchecked."""
         value = object.__new__(self.decl.cls)
-        fields = value.__dict__
-        fields["_type"], fields["_leaves"] = self, tuple(leaves)
-        names, statics, flat = self._field_names
-        fields.update(zip(names, leaves if flat else self.tree.unflatten(leaves), strict=True))
-        fields.update(statics)
+        value.__dict__["_type"], value.__dict__["_leaves"] = self, tuple(leaves)
+        self.finish(value)
         return value
 
+    def finish(self, value: Any) -> None:
+        """Give a new value, which has its type and leaves, its other attributes."""
+        statics, later = self._made_of
+        if statics:
+            value.__dict__.update(statics)
+        if not later:
+            self.fill(value)
+
     @cached_property
-    def _field_names(self) -> tuple[tuple[str, ...], dict[str, Any], bool]:
-        """The names of the components, the statics, and whether each component is one leaf."""
+    def _made_of(self) -> tuple[dict[str, Any], bool]:
+        """The statics, and whether components may be filled in when they are asked for."""
         statics = dict(zip((s.name for s in self.decl.statics), self.statics, strict=True))
-        children = self.tree.children()
-        return tuple(c.name for c in self.decl.components), statics, all(t.num_nodes == t.num_leaves == 1 for t in children)
+        return statics, not any(hasattr(self.decl.cls, c.name) for c in self.decl.components)
+
+    def fill(self, value: Any) -> None:
+        """Give a value its components as attributes: most of those that calls make are passed on, never looked at."""
+        value.__dict__.update(zip((c.name for c in self.decl.components), self.tree.unflatten(value._leaves), strict=True))
 
     # --- axes -------------------------------------------------------------------------------------------------
 
@@ -543,21 +551,6 @@ def by_type(tys: Iterable[Any], los: Iterable[Any]) -> list[tuple[Any, list[Any]
 def open_vals(tys: Iterable[Any], los: Iterable[Any]) -> list[Any]:
     """Values of these types over these arrays, whatever they are."""
     return [t.open_val(*own) if isinstance(t, ValueType) else t.raise_val(*own) for t, own in by_type(tys, los)]
-
-
-_LOWERING = ("lo_ty", "lower_val", "raise_val", "open_val", "of_leaves")
-
-
-def opens_in_calls(ty: Any) -> bool:
-    """Whether calls in C++ can open and close values of a type: an array, or a value that is its leaves."""
-    if not isinstance(ty, ValueType):
-        return not _jax.is_hi(ty)
-    return opens_by_leaves(type(ty)) and all(map(opens_in_calls, ty.leaves))
-
-
-def opens_by_leaves(hitype: type[ValueType]) -> bool:
-    """Whether a class of types leaves as it is how values become arrays and arrays values."""
-    return all(getattr(hitype, n) is getattr(ValueType, n) for n in _LOWERING)
 
 
 def with_los(aval: Any, los: Sequence[Any]) -> Any:

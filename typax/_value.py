@@ -12,7 +12,6 @@ The statement is read once, into a `Declaration`; from then on values are built,
 
 import copy
 import inspect
-import operator
 import sys
 from collections import ChainMap
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from typax._declare import ValueMeta, declare
 from typax._indexing import index
 from typax._moves import permute_batch
 from typax._op import Op
+from typax._prim import opens_by_leaves
 from typax._spec import Pspec, of_class
 from typax._structural import (
     Opened,
@@ -40,7 +40,7 @@ from typax._structural import (
     over_axes,
     pack_open,
 )
-from typax._type import ValueType, opens_by_leaves, typing_tree
+from typax._type import ValueType, typing_tree
 
 
 def _opens(name: str) -> Any:
@@ -118,11 +118,15 @@ class Value(metaclass=ValueMeta):
         cls.__signature__ = _build.signature(decl)  # type: ignore[attr-defined]
         _jax.register(cls, _type_of, as_operand)
         if opens_by_leaves(cls._hitype):
-            _jax.register_node(cls, _open_leaves, ValueType.of_leaves)
+            own_init = None if cls.__init__ is Value.__init__ else ValueType.of_leaves
+            _jax.register_node(cls, "_leaves", "_type", own_init)
         if _components is None and decl.tangent.by_components:
             cls._tangent_class = _companion(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if "_leaves" in kwargs:  # a call in C++ closes a value
+            self.__dict__.update(kwargs)
+            return kwargs["_type"].finish(self)
         cls = type(self)
         given = _build.arguments(cls, args, kwargs)
         decl = cls._declaration
@@ -195,11 +199,11 @@ class Value(metaclass=ValueMeta):
 
     def __repr__(self) -> str:
         decl = type(self)._declaration
-        return f"{type(self).__name__}({', '.join(f'{n}={self.__dict__[n]!r}' for n in decl.order)})"
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in decl.order)})"
 
     def __reduce__(self) -> Any:
         # dtypes pickle, treedefs and types do not: rebuild from host components and statics
-        host = tuple(jax.tree.map(_to_host, self.__dict__[c.name]) for c in self._declaration.components)
+        host = tuple(jax.tree.map(_to_host, getattr(self, c.name)) for c in self._declaration.components)
         return _rebuild, (type(self), host, self._type.statics, self._type.masks)
 
     def __copy__(self) -> Self:
@@ -253,6 +257,10 @@ class Value(metaclass=ValueMeta):
         return first
 
     def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__
+        if "_type" in fields and any(c.name == name for c in self._declaration.components) and name not in fields:
+            self._type.fill(self)
+            return fields[name]
         if name == "dtype":
             return self._type.dtype
         if name in _refuse.NAMES:
@@ -323,9 +331,6 @@ def _show_static(s: Static, v: Any) -> str:
 
 def _type_of(value: Any) -> ValueType:
     return value._type
-
-
-_open_leaves = operator.attrgetter("_leaves", "_type")
 
 
 class _Key:
@@ -445,6 +450,10 @@ class _Statics:
         self.__dict__.update(_type=ty, **dict(zip((s.name for s in ty.decl.statics), ty.statics, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__
+        if "_type" in fields and any(c.name == name for c in self._declaration.components) and name not in fields:
+            self._type.fill(self)
+            return fields[name]
         if name in ("shape", "ndim", "size", "nbytes", "dtype"):
             return getattr(self._type, name)
         raise _Closed(name)
