@@ -126,7 +126,8 @@ class Value(metaclass=ValueMeta):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if "_leaves" in kwargs:  # a call in C++ closes a value
             self.__dict__.update(kwargs)
-            return kwargs["_type"].finish(self)
+            kwargs["_type"].finish(self)
+            return
         cls = type(self)
         given = _build.arguments(cls, args, kwargs)
         decl = cls._declaration
