@@ -125,7 +125,7 @@ class Value(metaclass=ValueMeta):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if "_leaves" in kwargs:  # a call in C++ closes a value
-            self.__dict__.update(kwargs)
+            vars(self).update(kwargs)
             kwargs["_type"].finish(self)
             return
         cls = type(self)
