@@ -131,7 +131,7 @@ def show_layer(program: Program, batch: Batch, layer: Callable[..., Any] = minil
 def show_receipt(receipt: typax.Receipt) -> None:
     """How often each primitive met each typed weight, and what became of the weight."""
     kinds = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
-    for native, lines in ((True, receipt.natives), (False, receipt.densifications)):
+    for native, lines in ((True, receipt.natives), (False, receipt.densified)):
         for line in lines:
             kinds[native][re.match(r"\w+", line)[0], re.search(r"q8\w*\[[^]]*\]", line)[0]] += 1  # type: ignore[index]
     caption = "of all programs traced, one for each padded length"

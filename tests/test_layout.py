@@ -35,6 +35,7 @@ ORDER = [
     "_match",
     "_op",
     "_control",
+    "_receipt",
     "_lift",
     "_declare",
     "_refuse",

@@ -97,7 +97,7 @@ def same(f, *args, tol=1e-5):
         got = run(*args)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(lambda x: (x.shape, x.dtype), want)
         jax.tree.map(lambda a, b: close(dense(a).astype("float32"), b.astype("float32"), tol), got, want)
-    assert receipt.natives and not receipt.densifications
+    assert receipt.natives and not receipt.densified
     floats = tuple(i for i, x in enumerate(plain) if jnp.issubdtype(x.dtype, jnp.floating))
 
     def total(g):
@@ -175,7 +175,7 @@ def test_what_does_not_fit_the_codes_becomes_dense(name):
     f, primitive = REFUSED[name]
     receipt = Receipt()
     close(dense(lift(f, "allow", receipt)(Q)), f(dense(Q)))
-    assert [line for line in receipt.densifications if line.startswith(f"{primitive} makes q8[")]
+    assert [line for line in receipt.densified if line.startswith(f"{primitive} makes q8[")]
     with pytest.raises(TypeError, match=f"no op with the reference {primitive}"):
         lift(f, "error")(Q)
 
@@ -197,7 +197,7 @@ def test_each_place_is_announced_once():
         warnings.simplefilter("always")
         for run in (f, f, jax.jit(f), lambda q: jax.jit(f)(q)):
             run(M)
-            assert len(receipt.densifications) == 2  # of the last run
+            assert len(receipt.densified) == 2  # of the last run
         f(Q)
     assert len(seen) == 2 and "q8[2,3,4]" in str(seen[1].message) and seen[0].filename.endswith("test_lift.py")
     strict = lift(jnp.exp, "error")

@@ -186,7 +186,7 @@ def test_what_becomes_dense_and_where(name):
     receipt = Receipt()
     for run in (lift(f, "allow", receipt), jax.jit(lift(f, "allow", receipt))):
         close(run(X, L), f(X, dense(L)))
-        assert any(re.match(line, r) for r in receipt.densifications), receipt.densifications
+        assert any(re.match(line, r) for r in receipt.densified), receipt.densified
     with pytest.raises(TypeError, match=r"makes q8"):
         lift(f, "error")(X, L)
 
@@ -207,7 +207,7 @@ def test_inner_programs_are_lifted_once_and_always_told():
             f(X, M)
         with jax.no_tracing():
             f(X, M)
-        assert len(receipt.densifications) == 2 and len(receipt.natives) == 2
+        assert len(receipt.densified) == 2 and len(receipt.natives) == 2
     assert str(jax.make_jaxpr(f)(X, M)).count("name=<lambda>") == 2 and len(set(map(str, receipts))) == 1
 
 
@@ -241,7 +241,7 @@ def test_a_scanned_transformer_runs_on_int8_weights():
         lambda a, b: close(a, b, 1e-4), lift(model, "error", receipt)(hi, norms, tokens), model(plain, norms, tokens)
     )
     products = [line for line in receipt.natives if line.startswith("dot_general")]
-    assert len(products) == 5 and not receipt.densifications
+    assert len(products) == 5 and not receipt.densified
     batch = jnp.stack([tokens, tokens[::-1]])
     got = jax.jit(jax.vmap(lift(model, "error"), (None, None, 0)))(hi, norms, batch)
     jax.tree.map(lambda a, b: close(a, b, 1e-4), got, jax.vmap(model, (None, None, 0))(plain, norms, batch))

@@ -216,7 +216,7 @@ def test_unchanged_programs(cls):
     receipt = typax.Receipt()
     full = typax.lift(lambda y, w: jnp.tensordot(y, w, 2), fallback="allow", receipt=receipt)
     close(full(d, w), jnp.sum(d * d), 1e-4)
-    assert len(receipt.densifications) == 1
+    assert len(receipt.densified) == 1
 
 
 def test_sharded():

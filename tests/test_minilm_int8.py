@@ -16,7 +16,7 @@ def test_no_weight_becomes_dense_and_the_embeddings_stay(minilm_folder, minilm_p
     got = np.asarray(encode(quantized(minilm_params), tokens, mask))
     want = np.asarray(jax.jit(minilm.encode)(minilm_params, tokens, mask))
     assert quality.compare(want, got)[0] >= 0.999
-    assert not receipt.densifications
+    assert not receipt.densified
     assert sum(line.startswith("dot_general") for line in receipt.natives) == 6 * len(minilm_params["layers"])
     assert any(line.startswith("gather(q8[30522,384]") for line in receipt.natives)
 
@@ -29,9 +29,7 @@ def test_the_demo_shows_what_is_typed(minilm_folder, minilm_params, capsys):
     assert len(shown.splitlines()) <= 40 and shown.rstrip().endswith("}")
     assert shown.count("dot_general") == 6 and shown.count("q8t[") >= 6  # queries, keys, values, output, up, down
     assert "softmax" not in shown and "equations on arrays)" in shown
-    show_receipt(
-        typax.Receipt(natives=["gather(q8[4,3], int32[2])"] * 3, densifications=["exp makes q8[2@i,3] dense (4 bytes)"])
-    )
+    show_receipt(typax.Receipt(natives=["gather(q8[4,3], int32[2])"] * 3, densified=["exp makes q8[2@i,3] dense (4 bytes)"]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "q8[" in line or "│ all" in line]
     numbers = [[word for word in row if word.isdigit()] for row in rows]
     assert numbers == [["0", "1"], ["3", "0"], ["3", "1"]]

@@ -5,11 +5,12 @@ from typax._codes import dot_general, gather, transpose
 from typax._export import Exported, deserialize, export
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
-from typax._lift import Receipt, lift
+from typax._lift import explain, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
 from typax._optimize import apply_updates, optimizer, tangent_zeros
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
+from typax._receipt import Line, Receipt
 from typax._show import show
 from typax._spec import Axes, Pspec
 from typax._structural import dense
@@ -31,6 +32,7 @@ __all__ = [
     "Exported",
     "FactoredRank1",
     "Itself",
+    "Line",
     "LowRank",
     "NoTangent",
     "Op",
@@ -50,6 +52,7 @@ __all__ = [
     "dot_general",
     "expand_dims",
     "export",
+    "explain",
     "factors",
     "gather",
     "hijax",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from typax import _interpret, _jax, _jaxpr, _repairs
-from typax._interpret import Event, Record
+from typax._interpret import Event, Modes, Paths, Record
 from typax._op import Op
 from typax._prim import Cache
 from typax._structural import component_leaves, from_leaves, pack_open
@@ -58,14 +58,27 @@ def _cached(cache: Cache, key: Any, make: Callable[[], Any]) -> Any:
         return cache.get(key, make)
 
 
-def lifted(jaxpr: Any, types: Sequence[Any], dense_outs: frozenset[int] = frozenset(), why: str = "") -> Lifted:
+class Lifting(NamedTuple):
+    """How inner programs are lifted: by which modes, with which paths of the equation's operands."""
+
+    modes: Modes
+    paths: tuple[str | None, ...] | None
+
+    def of(self, start: int, *others: int) -> Paths:
+        """The paths of the operands from one on, after some others."""
+        return None if self.paths is None else (*(self.paths[i] for i in others), *self.paths[start:])
+
+
+def lifted(
+    jaxpr: Any, types: Sequence[Any], modes: Modes, paths: Paths, dense_outs: frozenset[int] = frozenset(), why: str = ""
+) -> Lifted:
     """``jaxpr`` on operands of these types; the results ``dense_outs`` are made dense at its end."""
 
     def make() -> Lifted:
         events: list[Event] = []
 
         def run(*args: Any) -> list[Any]:
-            out = _interpret.evaluate(jaxpr, args, events.append)
+            out = _interpret.evaluate(jaxpr, args, events.append, modes, paths)
             for i in dense_outs:
                 if _interpret.stands_for_array(ty := _jax.typeof(out[i]), jaxpr.out_avals[i]):
                     events.append(Event("", (), ty, why=why))
@@ -74,7 +87,7 @@ def lifted(jaxpr: Any, types: Sequence[Any], dense_outs: frozenset[int] = frozen
 
         return Lifted(_jaxpr.trace(run, types), tuple(events))
 
-    return _cached(_lifted, (jaxpr, tuple(types), dense_outs), make)
+    return _cached(_lifted, (jaxpr, tuple(types), modes, paths if paths is None else tuple(paths), dense_outs), make)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -105,7 +118,7 @@ def _same(a: Any, b: Any) -> bool:
     return a == b if _jax.is_hi(a) or _jax.is_hi(b) else True
 
 
-def _plan_scan(params: dict[str, Any], types: list[Any]) -> Plan:
+def _plan_scan(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     n_consts, n_carry = _jaxpr.scan_counts(params)
     start, dense = n_consts + n_carry, dict[int, str]()
     for i in range(start, len(types)):
@@ -115,103 +128,117 @@ def _plan_scan(params: dict[str, Any], types: list[Any]) -> Plan:
             dense[i] = "since its leading axis cannot be sliced"
             types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
     why = "at the end of the body, since the carry is an array"
-    plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, ends, why))
+    plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, *how, ends, why))
     return Plan(dense | plan.dense, plan.programs)
 
 
-def _plan_while(params: dict[str, Any], types: list[Any]) -> Plan:
+def _plan_while(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     nc, nb = params["cond_nconsts"], params["body_nconsts"]
     carry = range(nc + nb, len(types))
     why = "at the end of the body, since the carry is an array"
-    plan = _settle(carry, types, lambda ends: lifted(params["body_jaxpr"], types[nc:], ends, why))
-    return Plan(plan.dense, (*plan.programs, lifted(params["cond_jaxpr"], [*types[:nc], *types[nc + nb :]])))
+    plan = _settle(carry, types, lambda ends: lifted(params["body_jaxpr"], types[nc:], how.modes, how.of(nc), ends, why))
+    of_cond = how.of(nc + nb, *range(nc))
+    cond = lifted(params["cond_jaxpr"], [*types[:nc], *types[nc + nb :]], how.modes, of_cond)
+    return Plan(plan.dense, (*plan.programs, cond))
 
 
-def _plan_cond(params: dict[str, Any], types: list[Any]) -> Plan:
-    branches = params["branches"]
-    first = [lifted(b, types[1:]) for b in branches]
+def _plan_cond(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
+    branches, paths = params["branches"], how.of(1)
+    first = [lifted(b, types[1:], how.modes, paths) for b in branches]
     outs = zip(*(b.jaxpr.out_avals for b in first), strict=True)
     differ = frozenset(j for j, tys in enumerate(outs) if not all(_same(tys[0], t) for t in tys))
     why = "at the end of a branch, since the others give another type"
-    return Plan({}, tuple(lifted(b, types[1:], differ, why) for b in branches))
+    return Plan({}, tuple(lifted(b, types[1:], how.modes, paths, differ, why) for b in branches))
 
 
-def _plan_jit(params: dict[str, Any], types: list[Any]) -> Plan:
+def _plan_jit(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     dense = dict[int, str]()
     for i, (t, a, s) in enumerate(zip(types, params["jaxpr"].in_avals, params["in_shardings"], strict=True)):
         if _interpret.stands_for_array(t, a) and s is not _jax.unspecified:
             dense[i], types[i] = f"since the call asks for the sharding {s} of an array", dense_type(t)
     placed = frozenset(i for i, s in enumerate(params["out_shardings"]) if s is not _jax.unspecified)
-    return Plan(dense, (lifted(params["jaxpr"], types, placed, "since the call asks for the sharding of an array"),))
+    return Plan(dense, (lifted(params["jaxpr"], types, *how, placed, "since the call asks for the sharding of an array"),))
 
 
-def _plan_inner(name: str) -> Callable[[dict[str, Any], list[Any]], Plan]:
-    return lambda params, types: Plan({}, (lifted(params[name], types),))
+def _plan_inner(name: str) -> "MakePlan":
+    return lambda params, types, how: Plan({}, (lifted(params[name], types, *how),))
 
 
 # --- running them ----------------------------------------------------------------------------------------------------
 
-type Run = Callable[[Sequence[Any], dict[str, Any], Plan], list[Any]]
+type MakePlan = Callable[[dict[str, Any], list[Any], Lifting], Plan]
+type Run = Callable[[Sequence[Any], dict[str, Any], Plan, Lifting], list[Any]]
 
 
-def _plan_for(primitive: Any, plan: Any, params: dict[str, Any], operands: Sequence[Any]) -> Plan:
+def _plan_for(primitive: Any, plan: MakePlan, params: dict[str, Any], operands: Sequence[Any], how: Lifting) -> Plan:
     types = tuple(map(_jax.typeof, operands))
-    return _cached(_plans, (primitive, tuple(params.items()), types), lambda: plan(params, list(types)))
+    return _cached(_plans, (primitive, tuple(params.items()), types, how), lambda: plan(params, list(types), how))
 
 
-def _structured(primitive: Any, plan: Callable[[dict[str, Any], list[Any]], Plan], run: Run) -> None:
-    def handle(eqn: Any, operands: Sequence[Any], record: Record) -> list[Any]:
-        chosen = _plan_for(primitive, plan, eqn.params, operands)
-        types, place = tuple(map(_jax.typeof, operands)), _jaxpr.place(eqn)
-        for i, why in chosen.dense.items():
-            record(Event(primitive.name, types, types[i], place, why))
-        for e in (e for p in chosen.programs for e in p.events):
-            record(e if e.primitive else e._replace(primitive=primitive.name, place=place))
+def _structured(primitive: Any, plan: MakePlan, run: Run) -> None:
+    def handle(eqn: Any, operands: Sequence[Any], record: Record, modes: Modes, paths: Paths) -> list[Any]:
+        how = Lifting(modes, None if paths is None else tuple(paths))
+        chosen = _plan_for(primitive, plan, eqn.params, operands, how)
+        if record is not _interpret.silent:
+            whole = _interpret.event(eqn, tuple(map(_jax.typeof, operands)))
+            for i, why in chosen.dense.items():
+                record(whole._replace(dense=whole.types[i], why=why, path=None if paths is None else paths[i]))
+            times = eqn.params["length"] if primitive is jax.lax.scan_p else 1
+            for e in (e for p in chosen.programs for e in p.events):
+                e = e if e.primitive else e._replace(primitive=primitive.name, place=whole.place, scope=whole.scope)
+                record(e._replace(times=e.times * times))
         full = [_interpret.densify(x) if i in chosen.dense else x for i, x in enumerate(operands)]
-        return list(run(full, eqn.params, chosen))
+        return list(run(full, eqn.params, chosen, how))
 
     _interpret.structured[primitive] = handle
 
 
-def _as_op(primitive: Any, plan: Callable[[dict[str, Any], list[Any]], Plan], run: Run) -> None:
+def _as_op(primitive: Any, plan: MakePlan, run: Run) -> None:
     """Run the equation as an op: derivatives are the equation's own, and it maps as its arrays do."""
     op = Op(primitive, primitive.name)
 
-    def implementation(*operands: Any, **params: Any) -> list[Any]:
+    def implementation(*operands: Any, lifting: Lifting = _UNTOLD, **params: Any) -> list[Any]:
         operands = tuple(map(pack_open, operands))
-        return run(operands, params, _plan_for(primitive, plan, params, operands))
+        return run(operands, params, _plan_for(primitive, plan, params, operands, lifting), lifting)
 
     op.impl(implementation)
-    _structured(primitive, plan, lambda operands, params, _: op(*operands, **params))
+    _structured(primitive, plan, lambda operands, params, _, how: op(*operands, **params, **_told(how)))
 
 
-def _run_while(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+_UNTOLD = Lifting(_interpret.PLAIN, None)
+
+
+def _told(how: Lifting) -> dict[str, Any]:
+    return {} if how == _UNTOLD else {"lifting": how}
+
+
+def _run_while(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
     nc, nb = params["cond_nconsts"], params["body_nconsts"]
     consts, of_body, init = operands[:nc], operands[nc : nc + nb], list(operands[nc + nb :])
     body, cond = plan.programs
     return jax.lax.while_loop(lambda c: cond(*consts, *c)[0], lambda c: body(*of_body, *c), init)
 
 
-def _run_cond(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+def _run_cond(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
     branches = [lambda *xs, program=program: program(*xs) for program in plan.programs]
     return jax.lax.switch(operands[0], branches, *operands[1:])
 
 
-def _run_jit(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+def _run_jit(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
     return _jax.jit_p.bind(*operands, **(params | {"jaxpr": plan.jaxpr}))
 
 
-def _run_remat(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+def _run_remat(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
     return _jax.remat_p.bind(*operands, **(params | {"jaxpr": plan.jaxpr}))
 
 
-def _run_inner(operands: Sequence[Any], params: dict[str, Any], plan: Plan) -> list[Any]:
+def _run_inner(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
     return plan.programs[0](*operands)
 
 
 _structured(_jax.jit_p, _plan_jit, _run_jit)
 _structured(_jax.remat_p, _plan_inner("jaxpr"), _run_remat)
-_structured(jax.lax.scan_p, _plan_scan, lambda operands, params, plan: _jax.bind_scan(operands, plan.jaxpr, params))
+_structured(jax.lax.scan_p, _plan_scan, lambda operands, params, plan, _: _jax.bind_scan(operands, plan.jaxpr, params))
 _structured(_jax.eval_jaxpr_p, _plan_inner("call_jaxpr"), _run_inner)
 _as_op(jax.lax.while_p, _plan_while, _run_while)
 _as_op(jax.lax.cond_p, _plan_cond, _run_cond)

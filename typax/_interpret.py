@@ -6,6 +6,7 @@ become dense.  `_op` fills the registry, so that there is one registry of arithm
 hold programs of their own (loops, branches).
 """
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,23 +16,54 @@ from typax import _jax, _jaxpr
 class Native(Protocol):
     """An op that may run an equation: returns ``NotImplemented`` where none of its implementations fits."""
 
-    def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any: ...
+    def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any: ...
 
 
 class Event(NamedTuple):
-    """What happened to an equation with a hi operand: an op has run it, or an operand becomes dense."""
+    """What happened to an equation: an op has run it, an operand becomes dense, or (of products) it has arrays only."""
 
     primitive: str
     types: tuple[Any, ...]  # of its operands
-    dense: Any = None  # the type that becomes dense; None: it ran natively
+    dense: Any = None  # the type that becomes dense; None: it ran natively, or is plain
     place: tuple[str, int, str] | None = None  # file, line and function of the program
     why: str = ""
+    plain: bool = False
+    scope: str = ""  # the named scopes that it is in
+    path: str | None = None  # of the argument that its hi operand comes from
+    flops: int = 0  # of the product that it is
+    times: int = 1  # how often it runs: in a scan, its length
 
 
 type Record = Callable[[Event], None]
+type Paths = Sequence[str | None] | None
+"""For each operand, the path of the argument that it comes from; ``None`` where nobody asks."""
+
+
+class Modes(NamedTuple):
+    """What ops are told by the paths of their hi operands; the first pattern that matches decides.
+
+    ``tracked``: whether anybody asks for paths.
+    """
+
+    activations: tuple[tuple[str, str], ...] = ()
+    tracked: bool = False
+
+    def options(self, path: str | None) -> dict[str, Any]:
+        """The keywords for an op."""
+        found = next((mode for pattern, mode in self.activations if matches(pattern, path or "")), "float")
+        return {} if found == "float" else {"activations": found}
+
+
+PLAIN = Modes()
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern is one of a path, or of something that it is in."""
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}.*")
+
 
 registry: dict[Any, list[Native]] = {}
-structured: dict[Any, Callable[[Any, Sequence[Any], Record], list[Any]]] = {}
+structured: dict[Any, Callable[[Any, Sequence[Any], Record, Modes, Paths], list[Any]]] = {}
 densify: Callable[[Any], Any]  # set by _structural: typax.dense
 
 
@@ -39,8 +71,11 @@ def silent(event: Event) -> None:
     """The record of the derived rules: what they make dense, they make dense without a word."""
 
 
-def evaluate(jaxpr: Any, args: Sequence[Any], record: Record = silent) -> list[Any]:
+def evaluate(
+    jaxpr: Any, args: Sequence[Any], record: Record = silent, modes: Modes = PLAIN, paths: Paths = None
+) -> list[Any]:
     """The results of ``jaxpr`` on ``args``, any of which may be a hi value that stands for the array expected there."""
+    names: dict[Any, str | None] = dict(zip(jaxpr.invars, paths, strict=True)) if paths is not None else {}
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, _jax.Literal)}
@@ -51,9 +86,12 @@ def evaluate(jaxpr: Any, args: Sequence[Any], record: Record = silent) -> list[A
 
     for i, eqn in enumerate(jaxpr.eqns):
         operands = [read(a) for a in eqn.invars]
+        own = [None if isinstance(a, _jax.Literal) else names.get(a) for a in eqn.invars] if names else None
         with _jax.eqn_context(eqn):
-            results = _equation(eqn, operands, record)
+            results = _equation(eqn, operands, record, modes, own)
         env.update(zip(eqn.outvars, results, strict=True))
+        if own is not None and (path := next((p for p in own if p is not None), None)) is not None:
+            names.update((v, path) for v, x in zip(eqn.outvars, results, strict=True) if _jax.is_hi(_jax.typeof(x)))
         for v in {v for v in eqn.invars if not isinstance(v, _jax.Literal)}:
             if last_use[v] == i and v not in keep:
                 env.pop(v, None)
@@ -65,10 +103,10 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
     return _jax.is_hi(ty) and not _jax.is_hi(aval)
 
 
-def _native(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def _native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
     """What the first op that fits makes of these operands; ``NotImplemented`` if none does."""
     for op in registry.get(primitive, ()):
-        out = op.run_equation(operands, params)
+        out = op.run_equation(operands, params, options)
         if out is not NotImplemented:
             return out
     return NotImplemented
@@ -80,7 +118,7 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     Raises:
       TypeError: if no op fits.
     """
-    out = _native(primitive, operands, params)
+    out = _native(primitive, operands, params, {})
     if out is not NotImplemented:
         return out
     tys = ", ".join(str(_jax.typeof(x)) for x in operands)
@@ -91,18 +129,29 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     )
 
 
-def _equation(eqn: Any, operands: list[Any], record: Record) -> list[Any]:
+def _equation(eqn: Any, operands: list[Any], record: Record, modes: Modes, paths: Paths) -> list[Any]:
     types = tuple(map(_jax.typeof, operands))
     hi = [stands_for_array(t, v.aval) for t, v in zip(types, eqn.invars, strict=True)]
     if not any(hi):
+        if record is not silent:
+            for inner, times in _jaxpr.products(eqn):
+                record(event(inner, tuple(v.aval for v in inner.invars))._replace(plain=True, times=times))
         return _jaxpr.bind_eqn(eqn, operands)
     if eqn.primitive in structured:
-        return structured[eqn.primitive](eqn, operands, record)
-    out = _native(eqn.primitive, operands, dict(eqn.params))
+        return structured[eqn.primitive](eqn, operands, record, modes, paths)
+    path = next((p for p, h in zip(paths, hi, strict=True) if h and p is not None), None) if paths is not None else None
+    out = _native(eqn.primitive, operands, dict(eqn.params), modes.options(path))
     if out is not NotImplemented:
-        record(Event(eqn.primitive.name, types, place=_jaxpr.place(eqn)))
+        if record is not silent:
+            record(event(eqn, types)._replace(path=path))
         return list(out) if eqn.primitive.multiple_results else [out]
-    for t, is_hi in zip(types, hi, strict=True):
-        if is_hi:
-            record(Event(eqn.primitive.name, types, t, _jaxpr.place(eqn)))
+    for k, (t, is_hi) in enumerate(zip(types, hi, strict=True)):
+        if is_hi and record is not silent:
+            record(event(eqn, types)._replace(dense=t, path=paths[k] if paths is not None else None))
     return _jaxpr.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])
+
+
+def event(eqn: Any, types: tuple[Any, ...]) -> Event:
+    """An equation that an op has run on operands of these types."""
+    scope = str(eqn.source_info.name_stack)
+    return Event(eqn.primitive.name, types, place=_jaxpr.place(eqn), scope=scope, flops=_jaxpr.flops(eqn))

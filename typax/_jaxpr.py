@@ -3,9 +3,10 @@
 Nothing here depends on the version of JAX; what does is in `_jax`.
 """
 
+import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -83,3 +84,33 @@ def dependences(jaxpr: Any) -> list[frozenset[int]]:
         else:
             env.update(dict.fromkeys(eqn.outvars, deps))
     return [frozenset() if isinstance(v, _jax.Literal) else env.get(v, frozenset()) for v in jaxpr.outvars]
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def flops(eqn: Any) -> int:
+    """Of an equation that is a product: twice its multiplications. Else 0."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+        (contract, _), _ = params["dimension_numbers"]
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in contract)
+    if name == "conv_general_dilated":
+        kernel, out_axis = eqn.invars[1].aval.shape, params["dimension_numbers"].rhs_spec[0]
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * (math.prod(kernel) // max(1, kernel[out_axis]))
+    if name == "ragged_dot_general":
+        (contract, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in contract)
+    return 0
+
+
+def products(eqn: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """The products in an equation and in the programs that it holds, with how often each runs (a while loop once)."""
+    if flops(eqn):
+        yield eqn, times
+        return
+    times *= eqn.params["length"] if eqn.primitive is jax.lax.scan_p else 1
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            for e in getattr(inner, "eqns", ()):
+                yield from products(e, times)

@@ -6,10 +6,8 @@ fits, the operand becomes dense, which is announced, and never done silently.
 """
 
 import functools
-import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -18,40 +16,13 @@ import numpy as np
 from typax import _control as _control  # the programs inside programs register themselves
 from typax import _interpret, _jax, _jaxpr
 from typax._axes import static_key
-from typax._interpret import Event
+from typax._interpret import Event, Modes
 from typax._prim import Cache
+from typax._receipt import Receipt, line_of
 from typax._structural import pack_open
-from typax._type import dense_type
+from typax._type import ValueType, dense_type
 
-
-@dataclass
-class Receipt:
-    """What ran natively and what became dense, when a lifted function last ran or was last traced.
-
-    `natives` holds a line for each equation that an op has run: the primitive with the types of its operands.
-    `densifications` holds a line for each operand that became dense, with its place in the program.
-    Equations of a loop's body, of branches and of nested calls are in it once, as in the program's jaxpr.
-    """
-
-    natives: list[str] = field(default_factory=list)
-    densifications: list[str] = field(default_factory=list)
-
-    def record(self, event: Event) -> None:
-        """Note that an equation ran natively, or what it made dense."""
-        if event.dense is None:
-            self.natives.append(f"{event.primitive}({', '.join(map(str, event.types))})")
-        else:
-            self.densifications.append(_line(event))
-
-
-def _line(event: Event) -> str:
-    ty = dense_type(event.dense)
-    why = f" {event.why}" if event.why else ""
-    at = ""
-    if event.place is not None:
-        file, line, function = event.place
-        at = f", at {os.path.basename(file)}:{line} ({function})"
-    return f"{event.primitive} makes {event.dense} dense ({ty.size * ty.dtype.itemsize} bytes){why}{at}"
+type Fallback = Literal["error", "announce", "allow"]
 
 
 class _Program:
@@ -73,7 +44,11 @@ class _Program:
 
 
 def lift[F: Callable[..., Any]](
-    f: F, fallback: Literal["error", "announce", "allow"] = "announce", receipt: Receipt | None = None
+    f: F,
+    fallback: Fallback | Mapping[str, Fallback] = "announce",
+    receipt: Receipt | None = None,
+    *,
+    activations: str | Mapping[str, str] = "float",
 ) -> F:
     """``f`` on arguments that hold hi values anywhere in their pytrees.
 
@@ -84,14 +59,23 @@ def lift[F: Callable[..., Any]](
       f: a JAX-traceable function. Leaves that are neither arrays, NumPy scalars nor hi values are static (functions,
         strings, Python numbers and bools); ``f`` is traced anew for each, and for each call if they are not hashable.
       fallback: where no op fits, ``"error"`` raises a TypeError, ``"announce"`` makes the operand dense and warns once for
-        each place in the program, ``"allow"`` makes it dense.
+        each place in the program, ``"allow"`` makes it dense. A dict says so for primitives or for arguments:
+        ``{"exp": "allow", "layers.*": "error", "*": "announce"}``; the first key that is the primitive's name, or matches
+        the path of the argument that the operand came from, decides, and where none does it is announced.
       receipt: holds, after each run or trace, what ran how.
+      activations: what `typax.matmul` takes by that name, for the products of the program; or a dict from paths to it.
+
+    A path is that of a leaf in its argument, joined by dots; an argument that is itself a leaf has its number or keyword.
 
     Raises:
       TypeError: for an argument whose type stands for no single array.
     """
-    if fallback not in ("error", "announce", "allow"):
-        raise ValueError(f'typax.lift: fallback must be "error", "announce" or "allow", got {fallback!r}')
+    wanted: Mapping[str, Any] = fallback if isinstance(fallback, Mapping) else {"*": fallback}
+    for mode in wanted.values():
+        if mode not in ("error", "announce", "allow"):
+            raise ValueError(f'typax.lift: fallback must be "error", "announce" or "allow", got {mode!r}')
+    told = activations if isinstance(activations, Mapping) else {"*": activations}
+    modes = Modes(tuple(told.items()), tracked=isinstance(activations, Mapping) or isinstance(fallback, Mapping))
     programs, announced = Cache(256), Cache(1024)
 
     def record(event: Event) -> None:
@@ -99,30 +83,86 @@ def lift[F: Callable[..., Any]](
             event = event._replace(place=_jaxpr.calling_place())
         if receipt is not None:
             receipt.record(event)
-        if event.dense is not None and fallback == "error":
+        if event.dense is None:
+            return
+        mode = _mode(wanted, event)
+        if mode == "error":
             raise TypeError(
-                f"typax.lift: {_line(event)}: no op with the reference {event.primitive} has an implementation for it; "
+                f"typax.lift: {line_of(event)}: no op with the reference {event.primitive} has an implementation for it; "
                 f'add one, or lift with fallback="allow"'
             )
-        if event.dense is not None and fallback == "announce":
-            announced.get((event.place, _line(event)), lambda: _announce(event))
+        if mode == "announce":
+            announced.get((event.place, str(line_of(event))), lambda: _announce(event))
 
     @functools.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         leaves = [pack_open(x) for x in leaves]
-        avals = {i: dense_type(t) for i, t in enumerate(map(_operand_type, leaves)) if t is not None}
+        types = {i: t for i, t in enumerate(map(_operand_type, leaves)) if t is not None}
+        avals = {i: dense_type(t) for i, t in types.items()}
         for i, a in avals.items():
             if not isinstance(a, _jax.ShapedArray):
                 raise TypeError(f"typax.lift: {_jax.typeof(leaves[i])} stands for no single array; pass its components")
         program = _program(f, programs, leaves, tree, avals)
         if receipt is not None:
-            receipt.natives.clear()
-            receipt.densifications.clear()
-        out = _interpret.evaluate(program.jaxpr, [leaves[i] for i in avals], record)
+            receipt.begin(list(types.values()))
+        paths = _paths(args, kwargs) if modes.tracked else None
+        own = None if paths is None else [paths[i] for i in avals]
+        out = _interpret.evaluate(program.jaxpr, [leaves[i] for i in avals], record, modes, own)
         return program.out_tree.unflatten(out)
 
     return lifted  # type: ignore[return-value]
+
+
+def explain(
+    f: Callable[..., Any],
+    fallback: Fallback | Mapping[str, Fallback] = "allow",
+    *,
+    activations: str | Mapping[str, str] = "float",
+) -> Callable[..., Receipt]:
+    """A function of the same arguments that tells how `lift` would run ``f`` on them, without running it.
+
+    The arguments may be types, as those of `jax.eval_shape`; arguments of `explain` are those of `lift`.
+    """
+
+    @functools.wraps(f)
+    def explained(*args: Any, **kwargs: Any) -> Receipt:
+        receipt = Receipt()
+        lifted = lift(f, fallback, receipt, activations=activations)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        traced = [i for i, x in enumerate(leaves) if _operand_type(x) is not None or _is_type(x)]
+
+        def run(*xs: Any) -> Any:
+            full = list(leaves)
+            for i, x in zip(traced, xs, strict=True):
+                full[i] = x
+            own, named = tree.unflatten(full)
+            lifted(*own, **named)
+
+        jax.eval_shape(run, *(leaves[i] for i in traced))
+        return receipt
+
+    return explained
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct | ValueType)
+
+
+def _mode(wanted: Mapping[str, Any], event: Event) -> Fallback:
+    for key, mode in wanted.items():
+        if key in ("*", event.primitive) or (event.path is not None and _interpret.matches(key, event.path)):
+            return mode
+    return "announce"
+
+
+def _paths(args: Any, kwargs: Any) -> list[str]:
+    flat, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    out = []
+    for keys, _ in flat:  # the tuple or the dict, the argument, then its own
+        inner = keys[2:] or keys[1:]
+        out.append(jax.tree_util.keystr(inner, simple=True, separator="."))
+    return out
 
 
 def _operand_type(x: Any) -> Any:
@@ -150,7 +190,7 @@ def _program(f: Any, programs: Cache, leaves: list[Any], tree: Any, avals: dict[
 
 
 def _announce(event: Event) -> bool:
-    message = f"typax.lift: {_line(event)}"
+    message = f"typax.lift: {line_of(event)}"
     if event.place is None:
         warnings.warn(message, stacklevel=2)
     else:

@@ -278,13 +278,17 @@ class Op:
                     f"{self.name} to each with jax.vmap"
                 )
 
-    def run_equation(self, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits."""
+    def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
+        """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits.
+
+        Of the ``options``, the implementation is given those that it has a keyword for.
+        """
         impl = self.choose([_jax.typeof(x) for x in operands])
         if impl is None:
             return NotImplemented
+        own = {k: v for k, v in options.items() if k in impl.statics}
         try:
-            return self(*operands, **params)
+            return self(*operands, **params, **own)
         except Refused:
             return NotImplemented
 
@@ -296,9 +300,13 @@ class Refused(TypeError):
 _REFERENCE = object()
 
 
+OPTIONS = ("activations", "lifting")
+"""Keywords that implementations of a primitive may have beside its parameters: how `typax.lift` is to run it."""
+
+
 def _bind_fn(primitive: Any) -> Callable[..., Any]:
     def reference(*xs: Any, **params: Any) -> Any:
-        return _jaxpr.bind(primitive, xs, params)
+        return _jaxpr.bind(primitive, xs, {k: v for k, v in params.items() if k not in OPTIONS})
 
     reference.__name__ = primitive.name
     return reference
