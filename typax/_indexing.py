@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from typax import _jax
+from typax import _jax, _repairs
 from typax._moves import broadcast_batch, permute_batch, unshare
 from typax._prim import Application
 from typax._structural import Derived, by_components, leaf_types, made, over_components, over_views, pack_open
@@ -181,6 +181,14 @@ def select_n(which: Any, *cases: Any) -> Any:
     ty = _jax.typeof(values[0])
     one = lambda xs, arrays: select_n(arrays[0], *xs)
     return on_each(("select_n",), values, lambda _, xs, a: one(xs, a), ty.masks, one, [which])
+
+
+def _select_rows(which: Any, *cases: Any) -> Any:
+    """For each entry of the leading axis the case of its number."""
+    return jax.vmap(select_n)(which, *cases)
+
+
+_repairs.select_hi = _select_rows
 
 
 def where(condition: Any, x: Any = None, y: Any = None, /, **kwargs: Any) -> Any:

@@ -227,6 +227,12 @@ def with_varying(aval: Any, others: list[Any]) -> Any:
     return aval.update(manual_axis_type=type(aval.mat)(varying=union))
 
 
+def revarying(aval: Any, less: frozenset[str], more: frozenset[str]) -> Any:
+    """``aval``, varying no longer over the manual axes ``less``, but over ``more``."""
+    mat = aval.mat.update(varying=aval.mat.varying - less | more)
+    return aval if mat == aval.mat else aval.update(manual_axis_type=mat)
+
+
 def in_manual_mesh() -> bool:
     """Whether this is inside a ``shard_map``."""
     return jax.sharding.get_abstract_mesh()._any_axis_manual

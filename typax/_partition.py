@@ -34,7 +34,7 @@ class Partitioned:
     def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
         """The type that one device sees in a ``shard_map``."""
         pairs = list(zip(self.leaves, self._partition_specs(spec, mesh), strict=True))
-        if spec.by_user and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
+        if spec.by_user and not spec.of_stack and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
             raise TypeError(
                 f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
             )
@@ -101,7 +101,7 @@ class Partitioned:
             if unknown := [n for n in _names(s) if n not in mesh.shape]:
                 known = ", ".join(mesh.shape) or "none"
                 raise TypeError(f"{spec!r}: the mesh has no axis {unknown[0]}; it has {known}")
-            if spec.by_user and spec.named and not _jax.is_hi(a) and len(s) != a.ndim:
+            if spec.by_user and not spec.of_stack and spec.named and not _jax.is_hi(a) and len(s) != a.ndim:
                 example = f"{self.decl.cls.__name__}.P({'None, ' * self.n_batch}{'=..., '.join(spec.named)}=...)"
                 raise TypeError(
                     f"{spec!r} does not fit {self}: with named axes, each batch axis is given by position, None for one "

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, core, pjit
-from jax._src.interpreters import batching
+from jax._src import ad_checkpoint, ad_util, core, custom_derivatives, pjit, shard_map
+from jax._src.interpreters import ad, batching, pxla
 from jax._src.lax import lax as _lax
 from jax._src.lax.control_flow import conditionals, solves
 
@@ -74,10 +74,19 @@ def _repair_linear_solve() -> None:
 
 
 _repair_linear_solve()
+select_hi: Callable[..., Any]  # set by _indexing: the value of a number, for each entry of the leading axis
+_stop_gradient = _lax._stop_gradient
+def stop_gradient(x: Any) -> Any:
+    """``lax.stop_gradient`` asks each leaf for its dtype, which a record has not; arrays are left alone."""
+    if not _jax.is_hi_value(x):
+        return _stop_gradient(x)
+    return stop_gradient(x.primal) if isinstance(x, ad.JVPTracer) else ad_util.stop_gradient_p.bind(x)
+_lax._stop_gradient = stop_gradient
 
 
 def _repair_cond() -> None:
-    """``cond`` makes an array of what its branches return as they got it, which a hi value is not."""
+    """``cond`` makes an array of what its branches return as they got it, which a hi value is not; and where ``vmap`` maps
+    its predicate, it selects between the branches' results by an operation for arrays."""
 
     class Lax(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
@@ -86,8 +95,17 @@ def _repair_cond() -> None:
         def asarray(self, x: Any) -> Any:
             return x if _jax.is_hi_value(x) else _lax.asarray(x)
 
+    select, select_n = conditionals._bcast_select, conditionals._bcast_select_n
+
+    def bcast_select(pred: Any, on_true: Any, on_false: Any) -> Any:
+        return select_hi(pred, on_false, on_true) if _jax.is_hi_value(on_true) else select(pred, on_true, on_false)
+
+    def bcast_select_n(pred: Any, *cases: Any) -> Any:
+        return select_hi(pred, *cases) if _jax.is_hi_value(cases[0]) else select_n(pred, *cases)
+
     if vars(conditionals).get("lax") is _lax:
         setattr(conditionals, "lax", Lax("lax"))  # noqa: B010
+        conditionals._bcast_select, conditionals._bcast_select_n = bcast_select, bcast_select_n
 
 
 _repair_cond()
@@ -166,3 +184,48 @@ def mapped_leading_aval(size: Any, aval: Any) -> Any:
 
 
 core.mapped_leading_aval = mapped_leading_aval
+
+
+def _repair_shard_map() -> None:
+    """``vmap`` of a ``shard_map`` inserts the mapped axis into specs for arrays; a hi type's knows how for its own."""
+    batch_spec, used, process = pxla.batch_spec, shard_map.used_axis_names, batching.BatchTrace.process_shard_map
+
+    def batched(spec: Any, dim: Any, name: Any) -> Any:
+        return spec.batched(dim, name) if hasattr(spec, "batched") else batch_spec(spec, dim, name)
+
+    def used_axis_names(spec: Any) -> frozenset[Any]:
+        return spec.mesh_axes if hasattr(spec, "mesh_axes") else used(spec)
+
+    def process_shard_map(trace: Any, prim: Any, fun: Any, in_tracers: Any, *args: Any, **params: Any) -> Any:
+        def leading(x: Any) -> Any:  # the mapped axis is the first of every component, where its spec gets it
+            if not _jax.is_hi_value(x):
+                return x
+            value, dim = trace.to_batch_info(x)
+            if dim is None or (isinstance(dim, int) and dim == 0):
+                return x
+            with core.set_current_trace(trace.parent_trace):
+                value = matchaxis(trace.axis_data, dim, 0, value)
+            return batching.BatchTracer(trace, value, 0, None)
+
+        return process(trace, prim, fun, list(map(leading, in_tracers)), *args, **params)
+
+    pxla.batch_spec, shard_map.used_axis_names = batched, used_axis_names
+    batching.BatchTrace.process_shard_map = process_shard_map
+
+
+_repair_shard_map()
+
+
+def _repair_custom_vjp() -> None:
+    """``custom_vjp`` asks the type of each cotangent for its dtype, which a record has not."""
+
+    def get(x: Any, name: str, *default: Any) -> Any:
+        if name == "dtype" and not default and getattr(x, "is_declared", False):
+            return getattr(x, name, None)
+        return getattr(x, name, *default)
+
+    if "getattr" not in vars(custom_derivatives):
+        setattr(custom_derivatives, "getattr", get)  # noqa: B010
+
+
+_repair_custom_vjp()

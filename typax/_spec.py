@@ -61,6 +61,7 @@ class Pspec(_jax.HiPspec):
         self.decl, self.leaves, self.shown, self.tangents = decl, tuple(leaves), shown, tangents
         self.dense, self.named = dense, dict(named or {})
         self.by_user = False  # whether it was written by hand, so that operands must match it
+        self.of_stack = False  # whether `jax.vmap` has added an axis to it
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pspec) and self.decl is other.decl and self.leaves == other.leaves
@@ -85,10 +86,37 @@ class Pspec(_jax.HiPspec):
         """Asked for by an eager ``shard_map``, which does not take hi values: raises a TypeError that says so."""
         raise TypeError(f"{self}: a hi value crosses a shard_map under jax.jit only; wrap the mapped function in jax.jit")
 
-    def __len__(self) -> int:
-        raise TypeError(
-            f"{self}: jax.vmap of a shard_map with hi operands is not supported; map inside the shard_map instead"
+    @property
+    def mesh_axes(self) -> frozenset[Any]:
+        """The mesh axes that partition any component."""
+        parts = [p for s in self.leaves for p in (s.mesh_axes if isinstance(s, Pspec) else [*tuple(s)])]
+        return frozenset(n for p in parts if p is not None for n in (p if isinstance(p, tuple) else (p,)))
+
+    def batched(self, dim: Any, name: Any) -> "Pspec":
+        """The spec of a stack: with an axis at ``dim`` (an int, or `Axes`), partitioned by ``name``."""
+        if isinstance(dim, Axes) and len(dim.entries) != len(self.leaves):
+            raise TypeError(f"{dim!r} has {len(dim.entries)} entries, but {self} has {len(self.leaves)} components")
+        dims = dim.entries if isinstance(dim, Axes) else [dim] * len(self.leaves)
+        first = next((d for d in dims if d is not None), None)
+        spec = Pspec(
+            self.decl,
+            [_with_axis(s, d, name) for s, d in zip(self.leaves, dims, strict=True)],
+            f"{self.shown} with axis {dim} by {name!r}",
+            lambda _: tuple(_with_axis(t, dim if isinstance(t, Pspec) else first, name) for t in self.tangents(self)),
+            _with_axis(self.dense, first, name),
+            self.named,
         )
+        spec.by_user, spec.of_stack = self.by_user, True
+        return spec
+
+
+def _with_axis(spec: Any, dim: Any, name: Any) -> Any:
+    if spec is None or dim is None:
+        return spec
+    if isinstance(spec, Pspec):
+        return spec.batched(dim, name)
+    parts = (*spec, *(None,) * (dim - len(spec)))
+    return jax.P(*parts[:dim], name, *parts[dim:])
 
 
 def by_policy(spec: Pspec) -> tuple[Any, Any]:

@@ -328,6 +328,11 @@ class ValueType(Partitioned, _jax.HiType):
     weak_type = False
     is_fully_addressable = True
 
+    def update(self, *, manual_axis_type: Any) -> "ValueType":
+        """The same type, varying over other manual mesh axes: ``jax.vmap`` with an ``spmd_axis_name`` asks so."""
+        before, after = self.mat.varying, manual_axis_type.varying
+        return self.with_leaves([_jax.revarying(a, before - after, after - before) for a in self.leaves])
+
     # --- tangents ---------------------------------------------------------------------------------------------
 
     @cached_property
