@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _util import close
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Float32, Int8, Int32
 
 import typax
 from typax import LowRank, QArray, Value, dense, quantize, tup
@@ -19,6 +19,16 @@ class Step(Value):
     q: QArray
     b: Float[Array, "k"]
     n: Int32[Array, ""]
+
+
+class Shared(Value):
+    """One scale for a whole stack."""
+
+    codes: Int8[Array, "*batch n"]
+    scale: Float32[Array, ""]
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return self.codes.astype(jnp.float32) * self.scale
 
 
 class Quiet(QArray, name="quiet", tangent="none"):
@@ -45,9 +55,7 @@ KINDS = {
     "record": stacked(lambda k: Step.from_components(quantize(wave(2, 3) + k), wave(3) * k, k.astype("int32"))),
     "none": Quiet(*quantize(wave(N, 2, 3)).components()),
     "itself": Again(*quantize(wave(N, 2, 3)).components()),
-    "shared": jax.vmap(lambda c: QArray.from_components(c, jnp.array([0.1, 0.2])), out_axes=0)(
-        jnp.arange(24, dtype="int8").reshape(N, 2, 3)
-    ),
+    "shared": Shared(jnp.arange(24, dtype="int8").reshape(N, 2, 3), jnp.float32(0.1)),
 }
 CORE = ("q8", "tup")  # also on the oldest JAX
 kinds = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.core] * (k in CORE)) for k in KINDS])

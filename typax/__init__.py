@@ -3,12 +3,15 @@
 from typax import hijax, io
 from typax._codes import dot_general, gather, transpose
 from typax._export import Exported, deserialize, export
+from typax._collectives import all_gather, all_to_all, pmean, ppermute, psum
+from typax._control_flow import associative_scan, cond, fori_loop, map, scan, switch, vmap, while_loop
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
 from typax._lift import explain, lift
 from typax._moves import reshard, unshare
 from typax._op import Op, op
 from typax._optimize import apply_updates, optimizer, tangent_zeros
+from typax._placement import device_put, shard_map, with_sharding_constraint
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._receipt import Line, Receipt
 from typax._show import show
@@ -45,35 +48,51 @@ __all__ = [
     "Tup",
     "Value",
     "ValueType",
+    "all_gather",
+    "all_to_all",
     "apply_updates",
+    "associative_scan",
     "concatenate",
+    "cond",
     "dense",
     "deserialize",
+    "device_put",
     "dot_general",
     "expand_dims",
     "export",
     "explain",
     "factors",
+    "fori_loop",
     "gather",
     "hijax",
     "io",
     "jit",
     "lift",
+    "map",
     "matmul",
     "moveaxis",
     "op",
     "optimizer",
     "outer",
+    "pmean",
+    "ppermute",
+    "psum",
     "quantize",
     "reshard",
     "retract",
+    "scan",
+    "shard_map",
     "show",
     "squeeze",
     "stack",
+    "switch",
     "take",
     "tangent_zeros",
     "transpose",
     "tup",
     "unshare",
+    "vmap",
     "where",
+    "while_loop",
+    "with_sharding_constraint",
 ]

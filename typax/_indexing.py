@@ -82,7 +82,10 @@ def on_each(
         return [fn(j, flat[j : k * n : n], rest) for j in range(n)]
 
     def make() -> Application:
-        out_leaves = jax.jit(on_leaves).trace(*(a for t in in_tys for a in leaf_types(t))).jaxpr.out_avals
+        try:
+            out_leaves = jax.jit(on_leaves).trace(*(a for t in in_tys for a in leaf_types(t))).jaxpr.out_avals
+        except _jax.ShardingTypeError as e:
+            raise TypeError(f"typax.{kind[0]} of {ty}: {e}; make the axis whole first, with typax.reshard(v, spec)") from e
         out = type(ty)(ty.decl, out_leaves, ty.tree, ty.statics, masks).check()
         if by_components(ty):
             rule = over_components(kind[0], in_tys, (out,), on_leaves)

@@ -12,6 +12,7 @@ import jax
 from typax import _jax, _repairs
 from typax._byhand import has_axes, is_raw, own_spec, tangent_axis
 from typax._prim import Application, Linear, Mask
+from typax._spec import on_mesh
 from typax._structural import Derived, by_components, from_traced, made, over_components, over_views
 from typax._type import ValueType, lo_axes
 
@@ -133,22 +134,24 @@ def reshard(value: Any, sharding: Any) -> Any:
     """``jax.sharding.reshard`` for values of declared types: each component moves as the whole does (explicit mode).
 
     Args:
-      value: an array or a value.
+      value: an array or a value, or a pytree of them.
       sharding: ``Cls.P(...)``, or for a type that stands for an array the ``jax.P`` or ``NamedSharding`` of that array.
 
     Raises:
       TypeError: if the spec is one of another class.
     """
+    if not jax.tree_util.all_leaves([value]):
+        full = jax.tree.broadcast(sharding, value) if jax.tree_util.all_leaves([sharding]) else sharding
+        return jax.tree.map(reshard, value, full)
     if not isinstance(ty := _jax.typeof(value), ValueType):
         return jax.sharding.reshard(value, sharding)
     spec, mesh = ty.partition_spec(sharding)
-    on_mesh = (lambda s: jax.sharding.NamedSharding(mesh, s)) if mesh is not None else (lambda s: s)
 
     def fn(*leaves: Any) -> list[Any]:
-        return [reshard(x, on_mesh(s) if isinstance(s, jax.P) else s) for x, s in zip(leaves, spec.leaves, strict=True)]
+        return [reshard(x, on_mesh(s, mesh)) for x, s in zip(leaves, spec.leaves, strict=True)]
 
     def make() -> Application:
-        return _on_leaves("reshard", ty, fn, ty.masks, lambda x: reshard(x, on_mesh(spec.dense)), sharding=spec)
+        return _on_leaves("reshard", ty, fn, ty.masks, lambda x: reshard(x, on_mesh(spec.dense, mesh)), sharding=spec)
 
     (out,) = made(("reshard", spec, mesh), ty, make).apply([value])
     return out
@@ -159,7 +162,7 @@ def rebatch(value: Any, size: int, src: Any, dst: Any, mesh_axis: Any = None) ->
     declared = isinstance(ty := _jax.typeof(value), ValueType)
     if declared:
         src, dst = ty.mapping(src), ty.mapping(dst)
-    if src == dst:
+    if src == dst or (is_raw(ty) and None not in (src, dst) and own_spec(ty, dst) == src):
         return value
     if isinstance(src, int) and isinstance(dst, int) and not declared:
         return jax.numpy.moveaxis(value, src, dst)

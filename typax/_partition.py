@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from typax import _jax
-from typax._spec import Pspec, of_array
+from typax._spec import Pspec, by_policy, of_array
 
 
 def _names(spec: Any) -> list[str]:
@@ -34,7 +34,11 @@ class Partitioned:
     def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
         """The type that one device sees in a ``shard_map``."""
         pairs = list(zip(self.leaves, self._partition_specs(spec, mesh), strict=True))
-        if spec.by_user and not spec.of_stack and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
+        if (
+            spec.by_user
+            and not spec.of_stack
+            and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a))
+        ):
             raise TypeError(
                 f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
             )
@@ -71,13 +75,17 @@ class Partitioned:
         return self.with_leaves(leaves)
 
     def partition_spec(self, sharding: Any) -> tuple[Pspec, Any]:
-        """A spec of the class and a mesh (``None``: the one in force), from either or from a spec of what it stands for."""
+        """A spec of the class and a mesh (``None``: the one in force), from either or from a spec of what it stands for:
+        of a record, what each component stands for."""
         mesh = getattr(sharding, "mesh", None)
         given = getattr(sharding, "spec", sharding)
         if isinstance(given, Pspec):
             self._partition_specs(given, mesh if mesh is not None else jax.sharding.get_abstract_mesh())
             return given, mesh
-        if not isinstance(given, jax.P) or self.decl.stands_for is None:
+        if isinstance(given, jax.P) and self.decl.is_record:  # for each component, as for the leaves of a pytree
+            leaves = [given if not getattr(a, "is_declared", False) else a.partition_spec(given)[0] for a in self.leaves]
+            return Pspec(self.decl, leaves, f"{given!r} for each component", by_policy), mesh
+        if not isinstance(given, jax.P):
             raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
         parts = (*given, *(None,) * (self.ndim - len(given)))
         full = of_array(self.decl.cls, parts)

@@ -8,6 +8,7 @@ one axis rule (``n//64`` is partitioned as ``n``, ``a*b`` as ``a``).  It knows t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -41,6 +42,21 @@ class Axes(_jax.MappingSpec):
         return f"Axes({', '.join(map(repr, self.entries))})"
 
 
+@dataclass(frozen=True)
+class OnMesh:
+    """A partition spec of a class on a mesh, as ``jax.NamedSharding`` is one of arrays; made by ``Cls.P(...).on(mesh)``."""
+
+    spec: Any
+    mesh: Any
+
+
+def on_mesh(spec: Any, mesh: Any) -> Any:
+    """A spec on a mesh, if one is given."""
+    if mesh is None or spec is None:
+        return spec
+    return jax.NamedSharding(mesh, spec) if isinstance(spec, jax.P) else OnMesh(spec, mesh)
+
+
 class Pspec(_jax.HiPspec):
     """A partition spec for the values of one class, made by ``Cls.P(...)``: ``leaves`` has a spec for each component.
 
@@ -71,6 +87,10 @@ class Pspec(_jax.HiPspec):
 
     def __repr__(self) -> str:
         return self.shown
+
+    def on(self, mesh: Any) -> OnMesh:
+        """This spec on a mesh, for `typax.device_put` and `typax.reshard` where none is in force."""
+        return OnMesh(self, mesh)
 
     def to_lo(self) -> tuple[Any, ...]:
         return tuple(lo for s in self.leaves for lo in s.to_lo())
