@@ -2,9 +2,9 @@
 
 from typax import hijax, io
 from typax._codes import dot_general, gather, transpose
-from typax._export import Exported, deserialize, export
 from typax._collectives import all_gather, all_to_all, pmean, ppermute, psum
 from typax._control_flow import associative_scan, cond, fori_loop, map, scan, switch, vmap, while_loop
+from typax._export import Exported, deserialize, export
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
 from typax._lift import explain, lift

@@ -7,6 +7,7 @@ workaround steps aside as soon as JAX closes the hole it is for.
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -231,6 +232,11 @@ def revarying(aval: Any, less: frozenset[str], more: frozenset[str]) -> Any:
     """``aval``, varying no longer over the manual axes ``less``, but over ``more``."""
     mat = aval.mat.update(varying=aval.mat.varying - less | more)
     return aval if mat == aval.mat else aval.update(manual_axis_type=mat)
+
+
+def called_by_batching() -> bool:
+    """Whether the caller's caller is JAX's machinery of ``vmap``."""
+    return sys._getframe(2).f_globals.get("__name__") == batching.__name__
 
 
 def in_manual_mesh() -> bool:

@@ -76,11 +76,15 @@ def _repair_linear_solve() -> None:
 _repair_linear_solve()
 select_hi: Callable[..., Any]  # set by _indexing: the value of a number, for each entry of the leading axis
 _stop_gradient = _lax._stop_gradient
+
+
 def stop_gradient(x: Any) -> Any:
     """``lax.stop_gradient`` asks each leaf for its dtype, which a record has not; arrays are left alone."""
     if not _jax.is_hi_value(x):
         return _stop_gradient(x)
     return stop_gradient(x.primal) if isinstance(x, ad.JVPTracer) else ad_util.stop_gradient_p.bind(x)
+
+
 _lax._stop_gradient = stop_gradient
 
 

@@ -308,9 +308,13 @@ class ValueType(Partitioned, _jax.HiType):
     def nbytes(self) -> int:
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.lo_ty())
 
-    def update(self, **_: Any) -> Any:
-        """Asked for by operations of arrays that are applied to such values (``pallas_call``, collectives of ``jax.lax``):
-        raises a TypeError."""
+    def update(self, **changes: Any) -> Any:
+        """The same type, varying over other manual mesh axes, as ``jax.vmap`` asks with an ``spmd_axis_name``. Also asked
+        for by operations of arrays that are applied to such values (``pallas_call``, collectives of ``jax.lax``): raises a
+        TypeError."""
+        if _jax.called_by_batching():
+            before, after = self.mat.varying, changes["manual_axis_type"].varying
+            return self.with_leaves([_jax.revarying(a, before - after, after - before) for a in self.leaves])
         raise TypeError(
             f"an operation of arrays was applied to a value of type {self}; use the function of typax of that name, if "
             "there is one, or apply it to the components, v.components()"
@@ -327,11 +331,6 @@ class ValueType(Partitioned, _jax.HiType):
 
     weak_type = False
     is_fully_addressable = True
-
-    def update(self, *, manual_axis_type: Any) -> "ValueType":
-        """The same type, varying over other manual mesh axes: ``jax.vmap`` with an ``spmd_axis_name`` asks so."""
-        before, after = self.mat.varying, manual_axis_type.varying
-        return self.with_leaves([_jax.revarying(a, before - after, after - before) for a in self.leaves])
 
     # --- tangents ---------------------------------------------------------------------------------------------
 
