@@ -128,10 +128,9 @@ def scan(
 
 
 def _step_by_step(f: Any, carry: Any, xs: Any, length: int | None, reverse: bool) -> tuple[Any, Any]:
-    if length is None:
-        length = jax.tree.leaves(xs)[0].shape[0]
+    n: int = jax.tree.leaves(xs)[0].shape[0] if length is None else length
     ys = []
-    for i in reversed(range(length)) if reverse else range(length):
+    for i in reversed(range(n)) if reverse else range(n):
         carry, y = f(carry, jax.tree.map(functools.partial(_at, i), xs))
         ys.append(y)
     if not ys:

@@ -192,7 +192,8 @@ core.mapped_leading_aval = mapped_leading_aval
 
 def _repair_shard_map() -> None:
     """``vmap`` of a ``shard_map`` inserts the mapped axis into specs for arrays; a hi type's knows how for its own."""
-    batch_spec, used, process = pxla.batch_spec, shard_map.used_axis_names, batching.BatchTrace.process_shard_map
+    batch_spec, used, trace_class = pxla.batch_spec, shard_map.used_axis_names, vars(batching)["BatchTrace"]
+    process = trace_class.process_shard_map
 
     def batched(spec: Any, dim: Any, name: Any) -> Any:
         return spec.batched(dim, name) if hasattr(spec, "batched") else batch_spec(spec, dim, name)
@@ -214,7 +215,7 @@ def _repair_shard_map() -> None:
         return process(trace, prim, fun, list(map(leading, in_tracers)), *args, **params)
 
     pxla.batch_spec, shard_map.used_axis_names = batched, used_axis_names
-    batching.BatchTrace.process_shard_map = process_shard_map
+    trace_class.process_shard_map = process_shard_map
 
 
 _repair_shard_map()
