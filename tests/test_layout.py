@@ -67,6 +67,8 @@ ORDER = [
     "io._save",
     "io",
     "io.orbax",
+    "equinox",
+    "flax",
     "",  # typax/__init__.py
     "laws._law",
     "laws._values",
