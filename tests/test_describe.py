@@ -116,7 +116,7 @@ def _q8(**changes):
     ("data", "match"),
     [
         (None, "describes not a type"),
-        ({"class": "os:system"}, "no value class os:system"),
+        ({"class": "os:system"}, "no value class 'os:system'"),
         ({"class": "nowhere.to:Be"}, "import nowhere.to first"),
         ({"class": 3}, "names no value class"),
         (_q8(statics={}), "has the statics"),

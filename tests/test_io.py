@@ -1,8 +1,11 @@
 """Trees of values in safetensors files."""
 
+import dataclasses
 import json
 import os
 import stat
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -97,6 +100,21 @@ def test_a_tree_comes_back_to_the_bit(tmp_path):
 def test_the_smallest_trees(tmp_path, tree):
     save(tmp_path / "x", tree)
     same(tree, load(tmp_path / "x"))
+
+
+OWN = dataclasses.replace(typax.quantized.format.INT4, name="own4", shown="own4")
+
+
+@pytest.mark.parametrize("format", [*typax.quantized.formats(), OWN], ids=str)
+def test_every_format_is_kept_as_it_is(tmp_path, format):
+    x = jnp.cos(jnp.arange(6 * 64.0)).reshape(6, 64)
+    tree = {"w": typax.quantize(x, format), "t": typax.quantize(x, format, axis=0, group=3 if format != "nvfp4" else 2)}
+    save(tmp_path / "x", tree)
+    same(tree, load(tmp_path / "x"))
+    code = f"import typax, jax; print({{k: str(jax.typeof(v)) for k, v in typax.io.load({str(tmp_path / 'x')!r}).items()}})"
+    if format == "nf4_double":  # another process, where nobody has made the classes yet
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+        assert out.stdout.strip() == str({k: str(jax.typeof(v)) for k, v in tree.items()})
 
 
 def test_other_readers_find_ordinary_tensors(tmp_path):

@@ -65,10 +65,12 @@ ORDER = [
     "io._safetensors",
     "io._tree",
     "io._save",
+    "io._open",
     "io",
     "io.orbax",
     "equinox",
     "flax",
+    "_recipe",
     "",  # typax/__init__.py
     "laws._law",
     "laws._values",
@@ -83,6 +85,10 @@ ORDER = [
     "laws.sharding",
     "laws._run",
     "laws",
+    "cli._common",
+    "cli.check",
+    "cli.compare",
+    "cli.files",
     "cli",
 ]
 DOORS = ("_jax", "_repairs")  # what typax reads of JAX, and what it changes in it

@@ -29,7 +29,8 @@ def type_to_json(ty: Any) -> dict[str, Any]:
 
     Raises:
       TypeError: for a type written by hand, a class that cannot be found again by its name, or a static that is no number,
-        string, dtype, tuple, enum, partition spec, value class, or frozen dataclass of these.
+        string, dtype, tuple, enum, partition spec, value class, frozen dataclass of these, or of a class with ``to_json``
+        (which may return ``NotImplemented``) and ``from_json``.
     """
     if isinstance(ty, ValueType):
         cls = ty.decl.cls
@@ -126,6 +127,8 @@ def static_to_json(v: Any, what: str) -> Any:
         or (isinstance(v, type) and issubclass(v, np.generic))
     ):
         return {"dtype": str(_axes.dtype_of(v))}
+    if hasattr(cls, "from_json") and (own := cls.to_json(v)) is not NotImplemented:
+        return {"object": _global_name(cls, what), "json": own}
     if _is_frozen(cls):
         fields = {f.name: static_to_json(getattr(v, f.name), what) for f in dataclasses.fields(cls) if f.init}
         return {"dataclass": _global_name(cls, what), "fields": fields}
@@ -139,7 +142,7 @@ def static_from_json(data: Any) -> Any:
     if data is None or type(data) in (bool, int, str):
         return data
     told = _object(data, "a static")
-    kinds = {"float", "P", "tuple", "enum", "class", "dtype", "dataclass"} & told.keys()
+    kinds = {"float", "P", "tuple", "enum", "class", "dtype", "dataclass", "object"} & told.keys()
     if len(kinds) != 1:
         raise ValueError(f"{_brief(data)} describes no static")
     (kind,) = kinds
@@ -161,8 +164,12 @@ def static_from_json(data: Any) -> Any:
         if not (isinstance(found, type) and issubclass(found, enum.Enum)) or told.get("name") not in found.__members__:
             raise ValueError(f"{_brief(data)} is no member of an enum that exists here")
         return found[told["name"]]
+    if kind == "object":
+        if not isinstance(found, type) or not hasattr(found, "from_json"):
+            raise ValueError(f"{_brief(x)} has no from_json")
+        return found.from_json(told.get("json"))  # type: ignore[attr-defined]
     if not _is_frozen(found):
-        raise ValueError(f"{x} is no frozen dataclass")
+        raise ValueError(f"{_brief(x)} is no frozen dataclass")
     fields = {k: static_from_json(v) for k, v in _object(told.get("fields"), "fields").items()}
     try:
         return found(**fields)
@@ -223,13 +230,14 @@ def find_class(name: Any) -> Any:
     """The value class of that name; raises a ValueError unless there is exactly one."""
     if not isinstance(name, str) or ":" not in name:
         raise ValueError(f"{_brief(name)} names no value class")
-    found = [c for c in _classes(Value) if f"{c.__module__}:{c.__qualname__}" == name]
-    current = [c for c in found if c is _global(name)]
-    if len(found := current or found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"there are {len(found)} value classes {name}; define it once, in a module")
-    raise ValueError(f"there is no value class {name} yet; import {name.split(':')[0]} first")
+    if isinstance(found := _global(name), type) and issubclass(found, Value):
+        return found
+    alike = [c for c in _classes(Value) if f"{c.__module__}:{c.__qualname__}" == name]  # made inside a function
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise ValueError(f"there are {len(alike)} value classes {name}; define it once, in a module")
+    raise ValueError(f"there is no value class {_brief(name)} yet; import {name.split(':')[0]} first")
 
 
 def _classes(cls: Any) -> Iterator[Any]:
@@ -242,7 +250,10 @@ def _global(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
+        try:
+            found = getattr(found, part, None)  # a module may make classes when it is asked for them
+        except Exception:  # nothing that a file asks for
+            return None
     return found
 
 

@@ -82,7 +82,7 @@ def save_leaves(
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
-    total = sum(a.planned.nbytes for leaf in leaves for a in leaf.arrays)
+    total = sum(leaf.nbytes for leaf in leaves)
     where = {a.name: name for name, part in zip(files, parts, strict=True) for i in part for a in leaves[i].arrays}
     with replacing(folder / INDEX) as file:
         file.write(json.dumps({"metadata": {"total_size": total, **meta}, "weight_map": where}, indent=1).encode())
@@ -94,7 +94,7 @@ def _parts(leaves: Sequence[Leaf], shard_bytes: int) -> list[list[int]]:
     parts: list[list[int]] = [[]]
     size = 0
     for i, leaf in enumerate(leaves):
-        n = sum(a.planned.nbytes for a in leaf.arrays)
+        n = leaf.nbytes
         if size and size + n > shard_bytes:
             parts.append([])
             size = 0
@@ -147,10 +147,26 @@ class Checkpoint:
             fail(self.path, f"it is {e.dtype}{list(e.shape)} where {want.dtype}{list(want.shape)} is told of", kept.name)
         return kept.restored(reader[kept.name])
 
+    def value(self, leaf: Leaf, place: Callable[[str, Any], Any] = lambda *_: None) -> Any:
+        """An array or a value, on the devices that ``place`` gives."""
+        return _made(self, leaf, place)
+
     def release(self, leaf: Leaf) -> None:
         """Let go of the memory that the file's part takes."""
         for kept in leaf.arrays:
             self.readers[kept.name].release(kept.name)
+
+    def retyped(self, types: Callable[[str, Leaf], Any]) -> tuple[Any, list[Leaf]]:
+        """The description of the same tree with leaves of other types, and these leaves."""
+        leaves = self.leaves()
+        if self.tree is not None:
+            return _tree.retyped(self.tree, types)
+        told, new, _ = _tree.describe({p: types(p, x) for p, x in leaves.items()})
+        return told, new
+
+    def shown_metadata(self) -> dict[str, Any]:
+        """What the header says beside what is typax's own."""
+        return {k: v for k, v in self.metadata.items() if not k.startswith("typax")}
 
     def leaves(self) -> dict[str, Any]:
         """The leaves by their paths: a `Leaf` for arrays and values, or the number, string or ``None`` itself."""
@@ -192,10 +208,10 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
     place = _placing(sharding)
 
     def make(x: Any) -> Any:
-        return _made(ck, x, place) if isinstance(x, Leaf) else x
+        return ck.value(x, place) if isinstance(x, Leaf) else x
 
     if only is not None:
-        wanted = _chooser(only)
+        wanted = chooser(only)
         chosen = {p: x for p, x in ck.leaves().items() if wanted(p)}
         if not chosen:
             some = ", ".join(list(ck.leaves())[:5])
@@ -258,7 +274,8 @@ def _and_more(names: Sequence[str]) -> str:
     return f", and {len(names) - 1} more such" if len(names) > 1 else ""
 
 
-def _chooser(only: Any) -> Callable[[str], bool]:
+def chooser(only: Any) -> Callable[[str], bool]:
+    """The predicate on paths of a pattern, of several, or itself."""
     if callable(only):
         return lambda p: bool(only(p))
     patterns = [only] if isinstance(only, str) else list(only)

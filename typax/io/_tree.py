@@ -108,6 +108,11 @@ class Leaf:
     arrays: tuple[Kept, ...]
     numpy: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return sum(a.planned.nbytes for a in self.arrays)
+
 
 class Names:
     """Names that are given once each."""
@@ -147,8 +152,7 @@ def describe(tree: Any) -> tuple[Any, list[Leaf], list[Any]]:
         if (leaf := leaf_of(x, path, names)) is not None:
             leaves.append(leaf)
             found.append(x)
-            told = _describe.type_to_json(leaf.type) | {"tensors": [a.name for a in leaf.arrays]}
-            return {"leaf": told | ({"numpy": True} if leaf.numpy else {})}
+            return leaf_to_json(leaf)
         children, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
         if len(children) == 1 and children[0][1] is x:
             raise TypeError(f"{path or 'the tree'}: {kind.__name__} {x!r} is neither an array, a value nor a node of a tree")
@@ -227,6 +231,35 @@ def rebuild(told: Any, make: Callable[[str, Any], Any], node: Callable[[str, lis
         raise ValueError(f"at {path or 'the root'} there is {_brief(told)} in place of a node")
 
     return walk(told, "")
+
+
+def retyped(told: Any, types: Callable[[str, Leaf], Any]) -> tuple[Any, list[Leaf]]:
+    """The description of the same tree with leaves of other types, and these leaves; paths are those of `rebuild`."""
+    names, paths, leaves = Names(), Names(), []
+
+    def walk(told: Any, path: str) -> Any:
+        if "leaf" in told:
+            path = paths.new(path) if path else path
+            leaf = leaf_of(types(path, leaf_from_json(told["leaf"], path)), path, names)
+            assert leaf is not None
+            leaves.append(leaf)
+            return leaf_to_json(leaf)
+        if "value" in told:
+            paths.new(path)
+            return told
+        (kind,) = told.keys() - {"class"}
+        rows = told[kind]
+        if kind in ("list", "tuple"):
+            return {kind: [walk(x, _join(path, i)) for i, x in enumerate(rows)]}
+        keys = [_describe.static_from_json(k) for k, _ in rows]
+        return told | {kind: [[r[0], walk(r[1], _join(path, k))] for k, r in zip(keys, rows, strict=True)]}
+
+    return walk(told, ""), leaves
+
+
+def leaf_to_json(leaf: Leaf) -> dict[str, Any]:
+    told = _describe.type_to_json(leaf.type) | {"tensors": [a.name for a in leaf.arrays]}
+    return {"leaf": told | ({"numpy": True} if leaf.numpy else {})}
 
 
 def leaf_from_json(told: dict[str, Any], path: str) -> Leaf:

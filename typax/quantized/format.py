@@ -127,6 +127,15 @@ class Format:
     def __repr__(self) -> str:
         return self.name
 
+    def to_json(self) -> Any:
+        """How a file keeps it: by its name, if it is known by that."""
+        return self.name if _KNOWN.get(self.name) == self else NotImplemented
+
+    @classmethod
+    def from_json(cls, name: Any) -> "Format":
+        """The format that `to_json` named; raises a ValueError if there is none."""
+        return format_of(str(name))
+
     @property
     def storage(self) -> Any:
         """The dtype in which codes are held: bytes where they are packed."""

@@ -1,4 +1,4 @@
-"""The command ``typax``.
+"""``typax check``: laws of types and ops.
 
     typax check mypackage.types              every value class and op of a module
     typax check mypackage.types:QArray       one class, with the ops of its module that take it; or one op
@@ -16,14 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-try:
-    import click
-    import rich.box
-    import rich.console
-    import rich.progress
-    import rich.table
-except ImportError as e:
-    raise SystemExit(f"the command typax needs {e.name}: pip install 'typax[cli]'") from None
+import click
+import rich.box
+import rich.console
+import rich.progress
+import rich.table
 
 from typax import laws
 from typax._op import Op
@@ -32,13 +29,7 @@ from typax._value import Value
 _MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
 
 
-@click.group()
-@click.version_option(package_name="typax")
-def main() -> None:
-    """Hi types for JAX."""
-
-
-@main.command()
+@click.command()
 @click.argument("target", metavar="MODULE[:NAME]")
 @click.option("--op", "ops", multiple=True, help="Check this op of the module too, or only these. May be repeated.")
 @click.option("--law", "names", multiple=True, help="Check this law only. May be repeated.")

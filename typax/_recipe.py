@@ -1,0 +1,250 @@
+"""Recipes: which leaves of a tree become quantized, and how.
+
+    typax.quantize_tree(params, "int8")
+    typax.quantize_tree(params, [("head", None), ("*.mlp", {"format": "int4", "group": 32}), ("*", "int8")])
+    typax.quantize_tree(params, "recipe.toml")
+
+The first rule whose pattern matches the path of a leaf decides.  A scale is shared along the axes that a matmul with the
+weight contracts, so that it is one for each output.  Unless the rule names them, these follow from the layouts of Flax
+(``kernel`` is [in, out], in attention [in, heads, width] and [heads, width, out], in convolutions [window..., in, out]) and of
+PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
+"""
+
+import fnmatch
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from typax import _jax
+from typax._type import ValueType
+from typax.quantized import quantize
+from typax.quantized.format import format_of
+
+Recipe = str | Sequence[tuple[str, Any]]
+"""A format's name, the name of a TOML file, or pairs of a pattern and what to do with the leaves that it matches: a format's
+name, a dict of ``format`` and other arguments of `typax.quantize`, a function of the leaf, or ``None`` to leave it."""
+
+
+@dataclass(frozen=True)
+class Treated:
+    """A leaf: what it was, what it became, its bytes; ``why`` it was left alone, if it was, and which ``rule`` decided."""
+
+    path: str
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    rule: str | None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the leaves of a tree, and the patterns that matched none. Prints as a table."""
+
+    leaves: tuple[Treated, ...]
+    unmatched: tuple[str, ...] = field(default=())
+
+    @property
+    def changed(self) -> tuple[Treated, ...]:
+        return tuple(t for t in self.leaves if t.why is None)
+
+    @property
+    def left(self) -> tuple[Treated, ...]:
+        return tuple(t for t in self.leaves if t.why is not None)
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(t.bytes_before for t in self.leaves)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(t.bytes_after for t in self.leaves)
+
+    def __str__(self) -> str:
+        rows = [("path", "was", "is", "bytes")]
+        rows += [(t.path, t.before, t.after, f"{t.bytes_before:,} -> {t.bytes_after:,}") for t in self.changed]
+        rows += [(t.path, t.before, f"left: {t.why}", f"{t.bytes_before:,}") for t in self.left]
+        rows.append(
+            ("all", f"{len(self.changed)} of {len(self.leaves)}", "", f"{self.bytes_before:,} -> {self.bytes_after:,}")
+        )
+        widths = [max(len(r[i]) for r in rows) for i in range(4)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+        return "\n".join(lines + [f"The pattern {p!r} matched nothing." for p in self.unmatched])
+
+
+def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
+    """Put quantized arrays into a tree in place of arrays; the tree may be of any kind.
+
+    Args:
+      tree: arrays at its leaves, or types of arrays (``jax.ShapeDtypeStruct``), which become types.
+      recipe: see `Recipe`. A pattern is matched with the path of a leaf, joined by dots, or with the path of something that
+        the leaf is in; ``*`` stands for anything. Unless it is the whole path, it passes over what is no float matrix: whole
+        numbers, vectors, biases, scales of norms.
+
+    Returns:
+      the tree, and a `Report` of what became of each leaf and of the patterns that matched nothing.
+
+    Raises:
+      ValueError: for a recipe that cannot be understood, or a leaf that its format cannot hold.
+    """
+    rules = rules_of(recipe)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: _jax.is_hi_value(x) or isinstance(x, ValueType)
+    )
+    paths = [path_of(k) for k, _ in flat]
+    everything = frozenset(paths)
+    used: set[int] = set()
+    out, told = [], []
+    for path, (_, x) in zip(paths, flat, strict=True):
+        n = next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
+        if n is None:
+            pattern, y, why = None, x, "no rule matches it"
+        else:
+            used.add(n)
+            pattern, action = rules[n]
+            y, why = _treat(path, x, action, pattern == path, everything)
+        out.append(y)
+        if hasattr(x, "dtype") or _jax.is_hi_value(x) or isinstance(x, ValueType):
+            told.append(Treated(path, _shown(x), _shown(y), _nbytes(x), _nbytes(y), pattern, why))
+    unmatched = tuple(p for i, (p, _) in enumerate(rules) if i not in used)
+    return treedef.unflatten(out), Report(tuple(told), unmatched)
+
+
+def path_of(keys: Any) -> str:
+    """The path of a leaf, joined by dots, without what a Flax variable adds to it."""
+    text = jax.tree_util.keystr(keys, simple=True, separator=".")
+    for tail in (".value", ".raw_value"):
+        text = text.removesuffix(tail)
+    return text
+
+
+def matches(pattern: str, path: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}.*")
+
+
+def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[str]) -> tuple[Any, str | None]:
+    if _jax.is_hi_value(x) or isinstance(x, ValueType):
+        return x, "it is a value already"
+    if action is None:
+        return x, "the rule says so"
+    if callable(action):
+        return action(x), None
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
+        if insist:
+            raise ValueError(f"{path} is {_shown(x)}, and only arrays of floats can be quantized")
+        return x, "it is no array of floats"
+    if not insist and (x.ndim < 2 or path.rpartition(".")[2] in ("bias", "b", "scale")):
+        return x, f"it is called {path.rpartition('.')[2]}" if x.ndim >= 2 else f"its rank is {x.ndim}"
+    given = dict(action)
+    if "axis" not in given:
+        axes = shared_axes(path, x.ndim, everything)
+        given["axis"] = axes[0] if len(axes) == 1 else axes[-1] if given.get("group") is not None else axes
+    quantized = lambda a: quantize(a, given["format"], **{k: v for k, v in given.items() if k != "format"})
+    try:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.make_jaxpr(quantized)(x).jaxpr.outvars[0].aval, None
+        return quantized(x), None
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{path}, {_shown(x)}: {e}") from None
+
+
+def shared_axes(path: str, ndim: int, everything: frozenset[str]) -> tuple[int, ...]:
+    """The axes, from the last, that a matmul with the weight at ``path`` contracts."""
+    parent, _, name = path.rpartition(".")
+    if name == "kernel":
+        above, _, layer = parent.rpartition(".")
+        attention = f"{above}.query.kernel".lstrip(".") in everything
+        if attention and layer in ("query", "key", "value") and ndim >= 3:
+            return (-3,)
+        if attention and layer == "out" and ndim >= 3:
+            return (-3, -2)
+        return (-2,) if ndim < 4 else tuple(range(-ndim, -1))
+    return (-1,) if ndim < 4 else tuple(range(1 - ndim, 0))
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------
+
+
+def rules_of(recipe: Recipe) -> list[tuple[str, Any]]:
+    """The rules of a recipe: a pattern, and a dict of the arguments of `quantize`, a function or ``None``.
+
+    Raises:
+      ValueError: if it cannot be understood.
+    """
+    if isinstance(recipe, str | Path) and str(recipe).endswith(".toml"):
+        return _from_toml(Path(recipe))
+    if isinstance(recipe, str | dict):
+        recipe = [("*", recipe)]
+    rules = []
+    for rule in recipe:
+        if not isinstance(rule, tuple | list) or len(rule) != 2 or not isinstance(rule[0], str):
+            raise ValueError(f"a recipe is made of pairs (pattern, format or function), not of {rule!r}")
+        rules.append((rule[0], _action(rule[1], f"rule {rule[0]!r}")))
+    return rules
+
+
+_ARGUMENTS = ("format", "axis", "group", "zero_point", "scale", "exponents")
+
+
+def _action(given: Any, where: str) -> Any:
+    if given is None or given == "none":
+        return None
+    if isinstance(given, str):
+        given = {"format": given}
+    if isinstance(given, dict):
+        if unknown := sorted(given.keys() - set(_ARGUMENTS)):
+            raise ValueError(f"{where}: there is no argument {unknown[0]!r} of quantize; there are {', '.join(_ARGUMENTS)}")
+        if given.get("format") == "none":
+            return None
+        if "format" not in given:
+            raise ValueError(f"{where} names no format; give format=, or 'none' to leave what it matches alone")
+        format_of(given["format"])
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    if not callable(given):
+        raise ValueError(f"{where}: {given!r} is neither a format, a dict with one, a function, nor None")
+    return given
+
+
+def _from_toml(path: Path) -> list[tuple[str, Any]]:
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ValueError(f"{path}: {e.strerror or e}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} is no TOML: {e}") from None
+    rules = told.get("rule")
+    if set(told) != {"rule"} or not isinstance(rules, list):
+        raise ValueError(f"{path}: a recipe is a list of [[rule]] tables, each with paths, format and its arguments")
+    out = []
+    for i, rule in enumerate(rules):
+        where = f"{path}, rule {i + 1}"
+        if not isinstance(rule, dict) or "paths" not in rule:
+            raise ValueError(f"{where} has no paths")
+        patterns = [rule["paths"]] if isinstance(rule["paths"], str) else rule["paths"]
+        if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
+            raise ValueError(f"{where}: paths must be a pattern or a list of patterns, not {patterns!r}")
+        action = _action({k: v for k, v in rule.items() if k != "paths"}, where)
+        out += [(p, action) for p in patterns]
+    return out
+
+
+def _shown(x: Any) -> str:
+    if isinstance(x, ValueType):
+        return str(x)
+    if _jax.is_hi_value(x):
+        return str(_jax.typeof(x))
+    if hasattr(x, "dtype"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return type(x).__name__
+
+
+def _nbytes(x: Any) -> int:
+    if hasattr(x, "nbytes"):
+        return int(x.nbytes)
+    return int(jnp.dtype(x.dtype).itemsize) * x.size if hasattr(x, "dtype") else 0
