@@ -6,8 +6,8 @@
 
 The first rule whose pattern matches the path of a leaf decides.  A scale is shared along the axes that a matmul with the
 weight contracts, so that it is one for each output.  Unless the rule names them, these follow from the layouts of Flax
-(``kernel`` is [in, out], in attention [in, heads, width] and [heads, width, out], in convolutions [window..., in, out]) and of
-PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
+(``kernel`` is [in, out], in attention [in, heads, width] and [heads, width, out], in convolutions [window..., in, out]) and
+of PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
 """
 
 import fnmatch
@@ -110,10 +110,15 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
             pattern, action = rules[n]
             y, why = _treat(path, x, action, pattern == path, everything)
         out.append(y)
-        if hasattr(x, "dtype") or _jax.is_hi_value(x) or isinstance(x, ValueType):
+        if hasattr(x, "dtype") or _is_hi(x):
             told.append(Treated(path, _shown(x), _shown(y), _nbytes(x), _nbytes(y), pattern, why))
     unmatched = tuple(p for i, (p, _) in enumerate(rules) if i not in used)
     return treedef.unflatten(out), Report(tuple(told), unmatched)
+
+
+def _is_hi(x: Any) -> bool:
+    """Whether a leaf is a value, or the type of one."""
+    return isinstance(x, ValueType) or (not isinstance(x, jax.ShapeDtypeStruct) and _jax.is_hi_value(x))
 
 
 def path_of(keys: Any) -> str:
@@ -129,7 +134,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[str]) -> tuple[Any, str | None]:
-    if _jax.is_hi_value(x) or isinstance(x, ValueType):
+    if _is_hi(x):
         return x, "it is a value already"
     if action is None:
         return x, "the rule says so"
@@ -235,10 +240,8 @@ def _from_toml(path: Path) -> list[tuple[str, Any]]:
 
 
 def _shown(x: Any) -> str:
-    if isinstance(x, ValueType):
-        return str(x)
-    if _jax.is_hi_value(x):
-        return str(_jax.typeof(x))
+    if _is_hi(x):
+        return str(x if isinstance(x, ValueType) else _jax.typeof(x))
     if hasattr(x, "dtype"):
         return f"{x.dtype}[{','.join(map(str, x.shape))}]"
     return type(x).__name__
