@@ -1,9 +1,11 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
-from typax import hijax, io
+from typax import debug, hijax, io
+from typax._callbacks import io_callback, pure_callback
 from typax._codes import dot_general, gather, transpose
 from typax._collectives import all_gather, all_to_all, pmean, ppermute, psum
 from typax._control_flow import associative_scan, cond, fori_loop, map, scan, switch, vmap, while_loop
+from typax._derivatives import hessian, jacfwd, jacrev, stop_gradient
 from typax._export import Exported, deserialize, export
 from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
 from typax._jit import jit
@@ -55,18 +57,23 @@ __all__ = [
     "associative_scan",
     "concatenate",
     "cond",
+    "debug",
     "dense",
     "deserialize",
     "device_put",
     "dot_general",
     "expand_dims",
-    "export",
     "explain",
+    "export",
     "factors",
     "fori_loop",
     "gather",
+    "hessian",
     "hijax",
     "io",
+    "io_callback",
+    "jacfwd",
+    "jacrev",
     "jit",
     "lift",
     "map",
@@ -78,6 +85,7 @@ __all__ = [
     "pmean",
     "ppermute",
     "psum",
+    "pure_callback",
     "quantize",
     "quantize_tree",
     "reshard",
@@ -87,6 +95,7 @@ __all__ = [
     "show",
     "squeeze",
     "stack",
+    "stop_gradient",
     "switch",
     "take",
     "tangent_zeros",
