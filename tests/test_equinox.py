@@ -54,7 +54,6 @@ def loss(m, x):
 X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
 
 
-@pytest.mark.core
 def test_filter_jit():
     m, seen = net(), []
 

@@ -44,7 +44,6 @@ def loss(model, x):
     return jnp.mean((model(x) - 1.0) ** 2)
 
 
-@pytest.mark.core
 def test_a_model_in_nnx():
     model = Net(nnx.Rngs(0))
     graph, state = nnx.split(model)
@@ -113,7 +112,6 @@ class Head(nn.Module):
         return typax.matmul(jnp.tanh(h), w)
 
 
-@pytest.mark.core
 def test_linen():
     model = Head()
     variables = jax.jit(model.init)(jax.random.key(0), X)
