@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import _raw
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +158,11 @@ def test_what_an_exported_program_refuses():
         made.call(len, q, **kwargs)
     with pytest.raises(TypeError, match="takes arguments of the structure"):
         made.call(x, q)
+    by_hand = _raw.Codes(jnp.ones((2, 3), "int8"), jnp.ones(2))
+    with pytest.raises(TypeError, match="of a type written by hand"):
+        typax.export(lambda x: x)(by_hand)
+    with pytest.raises(TypeError, match="of a type written by hand"):
+        typax.export(lambda: by_hand)()
     operands = (*args, kwargs["rest"]["g"])
     with pytest.raises(NotImplementedError, match=r"program was written without its derivative; write it by .*vjp_order=1"):
         jax.grad(loss(made.call))(*operands)

@@ -1,6 +1,7 @@
 """The layout holds: modules stand in one order, one of them is the door to JAX's private names, and each is short."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -204,3 +205,14 @@ def test_typax_imports_nothing_optional():
     program = f"import sys, typax; print(*sorted(set(sys.modules) & {OPTIONAL!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, text=True, capture_output=True, check=True)
     assert not done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("equinox", "equinox"), ("flax", "flax"), ("io.orbax", "orbax.checkpoint")], ids=lambda x: x
+)
+def test_a_module_for_a_library_names_what_brings_it(name, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    spec = importlib.util.spec_from_file_location("without_it", MODULES[name])
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match=rf"^typax\.{name} needs \w+: pip install 'typax\[libraries\]'$"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -6,6 +6,7 @@ are componentwise. It is led along the same path, so that no rounding is amplifi
 
 from typing import Any
 
+import _raw
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,6 +221,8 @@ def test_apply_updates_says_what_is_wrong():
         typax.apply_updates(p, {"deep": [None, jnp.ones((2, 3))]})
     with pytest.raises(TypeError, match=r"tangents of int32\[\] are of type float0\[\], not float32\[\]"):
         typax.apply_updates(jnp.int32(1), jnp.float32(1))
+    with pytest.raises(TypeError, match=r"is not a declared type, so how its values move is not known"):
+        typax.apply_updates([_raw.Codes(jnp.ones((2, 3), "int8"), jnp.ones(2))], [jnp.ones((2, 3))])
     kept = typax.apply_updates(p, {"deep": [None, jnp.ones(3)]})["deep"]
     assert kept[0] is p["deep"][0]
     close(kept[1], 2)

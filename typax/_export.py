@@ -249,7 +249,7 @@ class Exported:
           vjp_order: how often it can be differentiated afterwards.
 
         Raises:
-          ImportError: without flatbuffers: install ``typax[export]``.
+          ImportError: without flatbuffers, which the extra ``typax[export]`` brings.
         """
         program, parts = self, [self._bytes()]
         for _ in range(vjp_order):
@@ -262,7 +262,7 @@ class Exported:
         try:
             return bytes(self.exported.serialize(vjp_order=0))
         except ImportError as e:
-            raise ImportError(f"{e}; it comes with typax[export]") from e
+            raise ImportError("programs as bytes need flatbuffers: pip install 'typax[export]'") from e
 
 
 def deserialize(data: bytes) -> Exported:
@@ -282,7 +282,7 @@ def deserialize(data: bytes) -> Exported:
         try:
             read = jax.export.deserialize(bytearray(part))
         except ImportError as e:
-            raise ImportError(f"{e}; it comes with typax[export]") from e
+            raise ImportError("programs as bytes need flatbuffers: pip install 'typax[export]'") from e
         except Exception as e:
             raise ValueError(f"typax.deserialize: JAX cannot read the program: {e}") from e
         program = Exported(read, None if program is None else lambda p=program: p)

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -26,6 +25,11 @@ from typax._optimize import apply_updates
 from typax._prim import has_tangent
 from typax._type import ValueType
 from typax.io import _save, _tree
+
+try:
+    import equinox as eqx
+except ImportError as e:
+    raise ImportError("typax.equinox needs Equinox: pip install 'typax[libraries]'") from e
 
 __all__ = [
     "apply_updates",

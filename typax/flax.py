@@ -13,13 +13,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx, serialization
-from flax.training import train_state
 
 from typax import _describe, _jax
 from typax._optimize import apply_updates, optimizer
 from typax._value import Value
 from typax.io import _save, _tree
+
+try:
+    from flax import nnx, serialization
+    from flax.training import train_state
+except ImportError as e:
+    raise ImportError("typax.flax needs Flax: pip install 'typax[libraries]'") from e
 
 __all__ = ["Optimizer", "TrainState", "register"]
 

@@ -19,13 +19,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from typax import _describe, _jax
 from typax._type import ValueType
 from typax.io import _save, _tree
 from typax.io._disk import FileError
 from typax.io._tree import Kept, Leaf
+
+try:
+    import orbax.checkpoint as ocp
+except ImportError as e:
+    raise ImportError("typax.io.orbax needs Orbax: pip install 'typax[libraries]'") from e
 
 
 class Handler(ocp.StandardCheckpointHandler):
