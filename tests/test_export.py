@@ -60,9 +60,9 @@ def loss(f):
 def test_a_program_survives_as_bytes():
     args, kwargs = arguments()
     made = typax.export(jax.jit(program))(*args, **kwargs)
-    read = typax.deserialize(made.serialize(vjp_order=2))
+    read = typax.deserialize(made.serialize(vjp_order=1))
     want = program(*args, **kwargs)
-    for f in (made.call, read.call, jax.jit(read.call)):
+    for f in (made.call, jax.jit(read.call)):
         got = f(*args, **kwargs)
         assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
         jax.tree.map(close, dense(got), dense(want))
@@ -76,10 +76,14 @@ def test_a_program_survives_as_bytes():
         jax.tree.map(close, jax.jit(jax.grad(loss(f), (0, 1, 2)))(*operands), own)
     assert [str(t) for t in jax.tree.leaves(read.vjp().out_types)] == ["float32[2,3]", "float32[3,4]", "float32[2,4]"]
 
-    def second(f):
-        return jax.grad(lambda x: jnp.sum(jax.grad(loss(f))(x, *operands[1:]) ** 2))
 
-    close(second(read.call)(X), second(program)(X), 1e-4)
+def test_derivatives_of_derivatives():
+    q = quantize(X)
+    made = typax.deserialize(typax.export(lambda q: jnp.sum(dense(q) ** 3))(q).serialize(vjp_order=2))
+    slope = lambda f: lambda q: jnp.sum(jax.grad(f)(q) ** 2)
+    close(jax.grad(slope(made.call))(q), 36 * dense(q) ** 3)
+    with pytest.raises(NotImplementedError, match="without its derivative"):
+        jax.grad(slope(slope(made.call)))(q)
 
 
 def test_another_process_reads_it(tmp_path):
