@@ -59,6 +59,7 @@ ORDER = [
     "quantized.encode",
     "quantized.types",
     "quantized.quantizing",
+    "quantized.contract",
     "quantized.products",
     "quantized",
     "_codes",

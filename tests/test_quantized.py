@@ -1,6 +1,7 @@
 """Quantized arrays: every format, bit by bit, whoever computes it; and every layout."""
 
 import pickle
+import re
 
 import _quantized_reference as reference
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 import typax
 import typax.laws
-from typax.quantized import Format, Quantized, formats
+from typax.quantized import Format, Quantized, contract, formats
 
 CASES = [(name, False) for name in formats() if name not in ("nf4_double", "dynamic8")]
 CASES += [(name, True) for name in ("int8", "uint8", "int4", "uint4")]
@@ -229,7 +230,7 @@ def test_refused(how, error, says):
 
 def test_components_must_be_those_of_the_format():
     q = typax.quantize(np.ones((6, 10), np.float32), "int4", group=4)
-    cls, statics = type(q), {"format": q.format, "bits": 4, "g0": 4, "p0": 2}
+    cls, statics = type(q), {"scheme": q.scheme, "bits": 4, "g0": 4, "p0": 2}
     with pytest.raises(TypeError, match="codes of int4 are uint8, got int8"):
         cls(q.qvalue.view(jnp.int8), q.scale, **statics)
     with pytest.raises(TypeError, match=r"4 codes of int4 take 2 bytes, got uint8\[6,3,1\]"):
@@ -278,3 +279,98 @@ def test_laws(name):
     others = [typax.quantize(jnp.linspace(-2, 1, 60).reshape(6, 10), name, group=4)]
     result = typax.laws.check(type(q), examples=[q, *others], laws=SOME)
     assert result.ok, str(result)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+WEIGHTS = [
+    ("int8", {}), ("int8", {"axis": 0}), ("int8", {"axis": None}), ("int8", {"axis": (0, 1), "group": (4, 3)}),
+    ("int4", {"axis": 0, "group": 5}), ("int4", {"group": 4}), ("uint4", {"axis": 0, "group": 4, "zero_point": True}),
+    ("nf4", {"axis": 0}), ("mxfp4", {"axis": 0}), ("nvfp4", {"axis": 0}), ("fp8_e4m3", {}),
+]  # fmt: skip
+
+
+def close(got, want, x, w):
+    """To float accuracy: within a few rounding errors of |x| . |w|."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    bound = np.abs(np.asarray(x, np.float64)) @ np.abs(np.asarray(w, np.float64)) * 2.0**-20 + 1e-30
+    assert (np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)) <= bound).all()
+
+
+@pytest.mark.parametrize("block", [16, 1 << 18])
+@pytest.mark.parametrize(("name", "how"), WEIGHTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_products_run_on_the_codes(name, how, block, monkeypatch):
+    monkeypatch.setattr(contract, "BLOCK", block)
+    typax.matmul.forget()
+    typax.dot_general.forget()
+    rng = np.random.default_rng(8)
+    x, w = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((3, 12), (12, 10)))
+    q = typax.quantize(w, name, **how)
+    d = typax.dense(q)
+    close(typax.matmul(x, q), x @ d, x, d)
+    if block == 16:
+        y = typax.matmul(x, q, activations="bfloat16")
+        assert np.abs(y - x @ d).max() < 2.0**-6 * np.abs(x @ d).max()
+        return
+    close(typax.matmul(q, x.T[:10]), d @ x.T[:10], d, x.T[:10])
+    close(typax.matmul(x[0], q), x[0] @ d, x[0], d)
+    # the gradients: that of the activations runs on the codes
+    f = jax.grad(lambda x, q: jnp.sum(typax.matmul(x, q) ** 2), argnums=(0, 1))
+    (gx, gq), y = f(x, q), x @ d
+    close(gx, 2 * y @ d.T, 2 * y, d.T)
+    close(gq, 2 * x.T @ y, 2 * x.T, y)
+    assert "= dense" not in str(jax.make_jaxpr(lambda x: f(x, q)[0])(x))
+
+
+def test_stacks_and_batches_of_products():
+    rng = np.random.default_rng(9)
+    x, w = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((2, 3, 12), (2, 12, 10)))
+    q = typax.quantize(w, "int4", axis=1, group=4)
+    assert str(jax.typeof(q)) == "q4g4t[2,12,10]"
+    want = x @ typax.dense(q)
+    np.testing.assert_allclose(typax.matmul(x, q), want, atol=1e-5)
+    np.testing.assert_allclose(jax.vmap(typax.matmul)(x, q), want, atol=1e-5)
+    _, ys = jax.lax.scan(lambda c, xq: (c, typax.matmul(*xq)), 0, (x, q))
+    np.testing.assert_allclose(ys, want, atol=1e-5)
+    half = typax.quantize(w.astype(jnp.bfloat16), "int4", axis=1, group=4)
+    assert typax.matmul(x.astype(jnp.bfloat16), half).dtype == jnp.bfloat16
+    one = typax.quantize(w[0], "nvfp4", axis=0)
+    np.testing.assert_allclose(typax.matmul(x, one), x @ typax.dense(one), atol=1e-5)
+
+
+def test_integers_meet_integers():
+    rng = np.random.default_rng(10)
+    x, w = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((3, 12), (12, 10)))
+    a = typax.quantize(x)
+    for how in ({"axis": 0}, {"axis": 0, "group": 5}, {"axis": None}):
+        for name in ("int8", "int4"):
+            b = typax.quantize(w, name, **how)
+            np.testing.assert_allclose(typax.matmul(a, b), typax.dense(a) @ typax.dense(b), atol=1e-5)
+    dynamic = typax.matmul(x, typax.quantize(w, axis=0), activations="dynamic")
+    np.testing.assert_allclose(dynamic, typax.matmul(a, typax.quantize(w, axis=0)), atol=1e-5)
+    given = typax.matmul(x, typax.quantize(w, axis=0), activations=0.125)
+    codes = np.clip(np.rint(np.asarray(x) / 0.125), -127, 127) * 0.125
+    np.testing.assert_allclose(given, codes @ typax.dense(typax.quantize(w, axis=0)), atol=1e-5)
+    # longer than what int32 holds: 127 * 127 * 140000
+    n = 140_000
+    long = typax.matmul(typax.quantize(jnp.ones((1, n))), typax.quantize(jnp.ones((n, 1)), axis=0))
+    assert abs(float(long[0, 0]) / n - 1) < 1e-6
+    with pytest.raises(TypeError, match="has scales along the contracted axis, where only the second operand can have them"):
+        typax.matmul(typax.quantize(x, axis=0), typax.quantize(w, axis=0))
+    with pytest.raises(TypeError, match=r"nf4t\[12,10\] is none of integers without a zero point"):
+        typax.matmul(a, typax.quantize(w, "nf4", axis=0))
+    with pytest.raises(ValueError, match='activations=\'int8\'; they are "float", "dynamic"'):
+        typax.matmul(x, typax.quantize(w), activations="int8")
+    with pytest.raises(
+        ValueError, match=r"activations='dynamic' needs weights that are integers in int8 .* not nf4t\[12,10\]"
+    ):
+        typax.matmul(x, typax.quantize(w, "nf4", axis=0), activations="dynamic")
+
+
+def test_the_dense_array_is_never_made():
+    x = jax.ShapeDtypeStruct((4, 1024), jnp.float32)
+    for name, how in [("int4", {"axis": 0, "group": 128}), ("int8", {"axis": 0}), ("nf4", {"axis": 0}), ("mxfp4", {})]:
+        q = jax.eval_shape(lambda w: typax.quantize(w, name, **how), jax.ShapeDtypeStruct((1024, 1024), jnp.float32))  # noqa: B023
+        program = jax.jit(typax.matmul).lower(x, q).as_text()
+        sizes = re.findall(r"tensor<([0-9x]+)x(?:f32|bf16)>", program)
+        assert sizes and max(int(np.prod([int(n) for n in s.split("x")])) for s in sizes) <= 1 << 18, name

@@ -17,7 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
 from typax._op import Refused, op
-from typax.quantized import QArray, QColumns, accumulated, along, times
+from typax.quantized import QArray, QColumns, Quantized, accumulated, along, times
+from typax.quantized.contract import of_integers, product
 
 
 def _plain(q: Any) -> Any:
@@ -115,6 +116,38 @@ def _(w: QArray | QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, **
 @dot_general.impl
 def _(v: QArray | QColumns, w: QArray | QColumns, *, dimension_numbers: Any, **params: Any) -> Any:
     return _product(v, w, dimension_numbers, params)
+
+
+def _any_product(x: Any, w: Any, first: bool, dimension_numbers: Any, params: dict[str, Any]) -> Any:
+    """Of an array and a quantized one of any format."""
+    if params.get("out_sharding") is not None:
+        raise Refused("the sharding of the result follows from those of the operands")
+    contract, batch = dimension_numbers
+    if not first:
+        contract, batch = contract[::-1], batch[::-1]
+    y = product(x, w, contract, batch, first=first, precision=params.get("precision"))
+    dtype = params.get("preferred_element_type")
+    return y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype)
+
+
+@dot_general.impl
+def _(x: Float[Array, "*b"], w: Quantized, *, dimension_numbers: Any, **params: Any) -> Any:
+    return _any_product(x, w, True, dimension_numbers, params)
+
+
+@dot_general.impl
+def _(w: Quantized, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
+    return _any_product(x, w, False, dimension_numbers, params)
+
+
+@dot_general.impl
+def _(v: Quantized, w: Quantized, *, dimension_numbers: Any, **params: Any) -> Any:
+    if params.get("out_sharding") is not None:
+        raise Refused("the sharding of the result follows from those of the operands")
+    contract, batch = dimension_numbers
+    y = of_integers(v, w, contract, batch)
+    dtype = params.get("preferred_element_type")
+    return y.astype(jnp.result_type(v.dtype, w.dtype) if dtype is None else dtype)
 
 
 transpose = op(lax.transpose_p, name="transpose")

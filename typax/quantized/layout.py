@@ -75,12 +75,13 @@ def split(x: Any, groups: Groups, where: str) -> Any:
         new += [part, None] if g > 1 else [part]
     if len(cut) > x.ndim:
         sharded = any(p is not None for p in parts)
-        x = lax_reshape(x, tuple(cut), jax.P(*new) if sharded else None)
+        x = reshape(x, tuple(cut), jax.P(*new) if sharded else None)
     order = [places[a] for a in outer_axes(groups)] + [places[a] + (groups[a] > 1) for a in inner_axes(groups)]
     return jnp.transpose(x, order)
 
 
-def lax_reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:
+def reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:
+    """Reshaped, and partitioned by ``spec`` if there is one."""
     return jax.lax.reshape(x, shape) if spec is None else jax.lax.reshape(x, shape, out_sharding=spec)
 
 
@@ -110,7 +111,7 @@ def merge(rows: Any, groups: Groups, missing: Sequence[int]) -> Any:
         new.append(parts[at[0]])
     x = jnp.transpose(rows, order)
     if len(order) > len(shape):
-        x = lax_reshape(x, tuple(shape), jax.P(*new) if any(p is not None for p in new) else None)
+        x = reshape(x, tuple(shape), jax.P(*new) if any(p is not None for p in new) else None)
     if any(missing):
         x = x[tuple(slice(0, n - p) for n, p in zip(shape, missing, strict=True))]
     return x

@@ -8,12 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from typax._op import op
-from typax.quantized.types import QArray, accumulated
+from typax.quantized.contract import check_activations, of_integers, product
+from typax.quantized.types import QArray, Quantized, accumulated
 
 matmul = op(jnp.matmul, name="matmul")
 matmul.__doc__ = """What ``jnp.matmul`` is for arrays; on a `QArray` and an array it runs on the codes.
 
 The result has the promoted dtype of what the operands stand for. Add your type with ``@typax.matmul.impl``.
+
+``activations`` says how an array meets codes: ``"float"``, to float accuracy; ``"bfloat16"``, both as bfloat16, summed in
+float32; ``"dynamic"``, quantized to int8 with one scale for each row of it, summed as integers; or a number, the scale.
 
 Raises:
   TypeError: if no implementation fits the operands, or a sharded axis is contracted.
@@ -21,31 +25,41 @@ Raises:
 
 
 @matmul.impl
-def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"]) -> Any:
+def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"], *, activations: Any = "float") -> Any:
+    if activations != "float":
+        return _general(x, w, activations)
     # one scale per row of w: it sits on the contracted axis and folds into x
     wide = x.astype(accumulated(x.dtype, w.dtype))
     return _matmul(wide * along(w.scale, wide, [x.ndim - 1]), w.qvalue, x, w)
 
 
 @matmul.impl
-def _(x: Float[Array, "*b k"], w: Float[QArray, "k"]) -> Any:
+def _(x: Float[Array, "*b k"], w: Float[QArray, "k"], *, activations: Any = "float") -> Any:
+    if activations != "float":
+        return _general(x, w, activations)
     return _matmul(x, w.qvalue, x, w, w.scale)
 
 
 @matmul.impl
-def _(w: Float[QArray, "*c k"], x: Float[Array, "k"]) -> Any:
+def _(w: Float[QArray, "*c k"], x: Float[Array, "k"], *, activations: Any = "float") -> Any:
+    if activations != "float":
+        return _general(w, x, activations)
     # one scale per element of the result
     return _matmul(w.qvalue, x, x, w, w.scale)
 
 
 @matmul.impl
-def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"]) -> Any:
+def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
+    if activations != "float":
+        return _general(w, x, activations)
     # one scale per row of the result
     return _matmul(w.qvalue, x, x, w, w.scale[:, None])
 
 
 @matmul.impl
-def _(w: Float[QArray, "k"], x: Float[Array, "*b k n"]) -> Any:
+def _(w: Float[QArray, "k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
+    if activations != "float":
+        return _general(w, x, activations)
     return _matmul(w.qvalue, x, x, w, w.scale)
 
 
@@ -63,4 +77,58 @@ def _matmul(a: Any, b: Any, x: Any, w: Any, scale: Any = None) -> Any:
     y = jnp.matmul(a.astype(wide), b.astype(wide))
     if scale is not None:
         y = y * jnp.expand_dims(scale, range(y.ndim - scale.ndim)).astype(wide)
+    return y.astype(jnp.result_type(x.dtype, w.dtype))
+
+
+# --- any format and layout
+
+
+@matmul.impl
+def _(x: Float[Array, "*b k"], w: Float[Quantized, "k n"] | Float[Quantized, "k"], *, activations: Any = "float") -> Any:
+    return _general(x, w, activations)
+
+
+@matmul.impl
+def _(w: Float[Quantized, "m k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
+    return _general(w, x, activations)
+
+
+@matmul.impl
+def _(w: Float[Quantized, "*c k"], x: Float[Array, "k"], *, activations: Any = "float") -> Any:
+    return _general(w, x, activations)
+
+
+@matmul.impl
+def _(w: Float[Quantized, "k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
+    return _general(w, x, activations)
+
+
+@matmul.impl
+def _(x: Float[Array, "*b c m k"], w: Float[Quantized, "*b c k n"], *, activations: Any = "float") -> Any:
+    return _general(x, w, activations)
+
+
+@matmul.impl
+def _(w: Float[Quantized, "*b c m k"], x: Float[Array, "*b c k n"], *, activations: Any = "float") -> Any:
+    return _general(w, x, activations)
+
+
+@matmul.impl
+def _(a: Float[Quantized, "*b m k"], b: Float[Quantized, "k n"]) -> Any:
+    y = of_integers(a, b, ((a.ndim - 1,), (0,)), ((), ()))
+    return y.astype(jnp.result_type(a.dtype, b.dtype))
+
+
+def _general(a: Any, b: Any, activations: Any) -> Any:
+    """The product of an array and a quantized one, in either order; leading axes are one's own or those of both."""
+    first = isinstance(b, Quantized)
+    x, w = (a, b) if first else (b, a)
+    check_activations(activations, w, "matmul")
+    lead = min(a.ndim, b.ndim) - 2 if min(a.ndim, b.ndim) > 2 else 0
+    of_a, of_b = a.ndim - 1, max(b.ndim - 2, 0)
+    contract = ((of_a,), (of_b,)) if first else ((of_b,), (of_a,))
+    batch = tuple(range(lead))
+    y = product(x, w, contract, (batch, batch), first=first, activations=activations)
+    if not lead and b.ndim > 2:  # leading axes of the second operand come before the rows of the first
+        y = jnp.moveaxis(y, range(a.ndim - 1), range(y.ndim - a.ndim, y.ndim - 1))
     return y.astype(jnp.result_type(x.dtype, w.dtype))

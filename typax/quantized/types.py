@@ -50,7 +50,7 @@ class QuantizedType(ValueType):
 
     @property
     def of_format(self) -> Format:
-        return self.static("format") if self.decl.cls.general else INT8
+        return self.static("scheme") if self.decl.cls.general else INT8
 
     @functools.cached_property
     def groups(self) -> Groups:
@@ -211,8 +211,8 @@ def kind(word: str, extra: str = "") -> Any:
     }
     if extra:
         notes["zero_point" if extra == "z" else "offset"] = Shaped[Array, scales]
-    notes |= {"dtype": Any, "format": Any, "bits": int}
-    body: dict[str, Any] = {"dtype": jnp.dtype("float32"), "format": INT8, "bits": 8}
+    notes |= {"dtype": Any, "scheme": Any, "bits": int}
+    body: dict[str, Any] = {"dtype": jnp.dtype("float32"), "scheme": INT8, "bits": 8}
     sizes = [f"g{i}" for i, c in enumerate(word) if c in "gp"] + [f"p{i}" for i, c in enumerate(word) if c in "pq"]
     notes |= dict.fromkeys(sizes, int)
     body |= dict.fromkeys(sizes, 1)
@@ -235,11 +235,11 @@ def _way_in(word: str, extra: str, sizes: list[str]) -> Any:
 
     def from_dense(cls: Any, x: Any, **statics: Any) -> Any:
         groups = tuple(1 if c == "u" else statics[f"g{i}"] if c in "gp" else 0 for i, c in enumerate(word))
-        format, dtype = statics["format"], statics["dtype"]
+        format, dtype = statics["scheme"], statics["dtype"]
         parts = encode(format, x, groups, Choice(zero_point=extra == "z"))
         return build(format, groups, x.shape, parts, dtype)
 
-    names = ["cls", "x", "format", "dtype", *(s for s in sizes if s[0] == "g")]
+    names = ["cls", "x", "scheme", "dtype", *(s for s in sizes if s[0] == "g")]
     parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
     from_dense.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return classmethod(from_dense)
@@ -334,4 +334,4 @@ def build(format: Format, groups: Groups, shape: tuple[int, ...], parts: Parts, 
         of: Any = format.scale.of
         scale = build(of, scale.scale_groups, outer, scale, jnp.float32)
     more = [x for x in (parts.zero_point, parts.offset) if x is not None]
-    return kind(word, extra)(parts.qvalue, scale, *more, dtype=dtype, format=format, bits=format.bits, **sizes)
+    return kind(word, extra)(parts.qvalue, scale, *more, dtype=dtype, scheme=format, bits=format.bits, **sizes)
