@@ -59,6 +59,7 @@ ORDER = [
     "quantized.encode",
     "quantized.types",
     "quantized.quantizing",
+    "quantized.ggml",
     "quantized.contract",
     "quantized.products",
     "quantized",

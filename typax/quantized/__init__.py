@@ -4,15 +4,16 @@
     typax.matmul(x, q)                                      on the codes
     typax.dense(q)                                          what it stands for
 
-`formats` lists the formats; one of your own is a `Format`.  Every quantized value is a `Quantized`.
+`formats` lists the formats; one of your own is a `Format`.  All these values are `Quantized`; blocks of ggml are `Ggml`.
 """
 
 from typax.quantized.format import Floats, Format, Integers, Scale, Table, formats
+from typax.quantized.ggml import Ggml, of_blocks, quantize_ggml
 from typax.quantized.products import along, matmul
 from typax.quantized.quantizing import quantize
 from typax.quantized.types import QArray, QColumns, Quantized, QuantizedType, accumulated, times
 
 __all__ = [
-    "Floats", "Format", "Integers", "QArray", "QColumns", "Quantized", "QuantizedType", "Scale", "Table", "accumulated",
-    "along", "formats", "matmul", "quantize", "times",
+    "Floats", "Format", "Ggml", "Integers", "QArray", "QColumns", "Quantized", "QuantizedType", "Scale", "Table",
+    "accumulated", "along", "formats", "matmul", "of_blocks", "quantize", "quantize_ggml", "times",
 ]  # fmt: skip
