@@ -28,8 +28,9 @@ docs: env  ## build the reference in build/docs, and run the code blocks of READ
 	@JAX_PLATFORMS=cpu $(PY) tests/_reference.py build/docs
 	@JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) tests/test_docs_blocks.py $(ARGS)
 
-bench: env  ## what a warm call costs
-	@JAX_PLATFORMS=cpu $(PY) -m benchmarks.eager $(ARGS)
+bench: env  ## what calls, tracing and the import cost, each table in one run
+	@bad=0; for table in eager jit trace load; do \
+		echo; JAX_PLATFORMS=cpu $(PY) -m benchmarks.$$table $(ARGS) || bad=1; done; exit $$bad
 
 matrix: env  ## which calls work, on every supported JAX: tests/data/matrix.json and the table of docs/limits.md
 	@sh scripts/matrix.sh

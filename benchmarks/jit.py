@@ -1,6 +1,6 @@
 """What a warm call of `typax.jit` costs with hi arguments and results.
 
-    python -m benchmarks.jit [--rounds 21] [--calls 100]
+    python -m benchmarks.jit [--rounds 61] [--calls 20]
 
 Beside it the same program on the components, jitted by `jax.jit`: in a registered dataclass (a pytree), the base of the
 ratios, and as flat arrays; and on the hi values, jitted by `jax.jit` (raw hijax). The arrays are small, so that it is the
@@ -43,7 +43,7 @@ def passed_on(vs: Any) -> Any:
     return [*vs[1:], vs[0]]
 
 
-def cases(counts: Sequence[int] = (1, 10, 100)) -> dict[str, dict[str, Callable[[], Any]]]:
+def cases(counts: Sequence[int]) -> dict[str, dict[str, Callable[[], Any]]]:
     """For each row a function without arguments for each column; they compute the same."""
     found = {}
     for n in counts:
@@ -64,12 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jit", description="What a warm jitted call costs.")
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--calls", type=int, default=20, help="in a round, of one argument; fewer of more")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 10, 100], help="how many hi arguments")
     arguments = parser.parse_args(argv)
     print(f"JAX {jax.__version__}, {jax.devices()[0].platform}: microseconds, and times the pytree of the components.")
     print(f"Medians of {arguments.rounds} interleaved rounds.\n")
     print(f"{'':24}" + "".join(f"{c:>18}" for c in COLUMNS) + f"{'wanted':>10}")
     missed = []
-    for name, functions in cases().items():
+    for name, functions in cases(arguments.counts).items():
         n, kind = int(name.split()[0]), name.split()[2]
         times = measure(functions, arguments.rounds, max(2, arguments.calls // max(1, n // 5)))
         most = MOST.get(f"{n} {kind}", MOST[kind])

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from benchmarks import _measure, eager
+from benchmarks import _measure, eager, jit, load, trace
 
 
 def arrays(result):
@@ -25,7 +25,27 @@ def test_medians_are_of_the_same_round():
     assert (times.us("a"), times.ratio("a", "b"), times.more("a", "b")) == (6, 3, 4)
 
 
-def test_it_prints_a_row_for_each_case(capsys):
+def test_every_column_of_a_row_computes_the_same():
+    for name, columns in jit.cases([1, 3]).items():
+        want = jax.tree.leaves(columns["arrays"]())
+        for column, f in columns.items():
+            got = arrays(f())
+            assert len(got) == len(want), (name, column)
+            assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True)), (name, column)
+    for name, forms in trace.programs(2).items():
+        made = {form: make()(*args) for form, (make, args) in forms.items()}
+        np.testing.assert_allclose(made["typax"], made["raw hijax"], rtol=1e-5, err_msg=name)
+        if name != "gradient by w":  # of arrays it is by the scales
+            np.testing.assert_allclose(made["typax"], made["arrays"], rtol=1e-5, err_msg=name)
+
+
+def test_they_print_a_row_for_each_case(capsys):
     eager.main(["--rounds", "1", "--calls", "2"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in eager.cases()) and "the same arithmetic on arrays, jitted" in printed
+    jit.main(["--rounds", "1", "--calls", "2", "--counts", "1"])
+    assert "1 hi, hi results" in capsys.readouterr().out
+    trace.main(["--rounds", "1", "--ops", "2"])
+    assert "gradient by w" in capsys.readouterr().out
+    load.main(["--rounds", "1"])
+    assert "import typax" in capsys.readouterr().out
