@@ -1,10 +1,7 @@
 """What is compiled of a program on hi values is what is compiled of the program that is written on their components."""
 
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -89,17 +86,3 @@ def test_the_backward_pass_keeps_codes():
         kept = [jax.typeof(r) for r in jax.tree.leaves(vjp)]
         assert {str(t) for t in kept if not isinstance(t, jax.core.ShapedArray)} == {"q8[32,64]", "q8[64,16]"}, operands
         assert not any(t.shape in (w1.shape, w2.shape) for t in kept if isinstance(t, jax.core.ShapedArray)), operands
-
-
-def test_import_is_light():
-    """What ``import typax`` loads beside JAX: itself, and the notation of shapes."""
-    program = (
-        "import sys, jax, jax.numpy; before = {*sys.modules}; import typax; new = {*sys.modules} - before;"
-        "print(*sorted({m.partition('.')[0] for m in new} - sys.stdlib_module_names));"
-        "print(*sorted(m for m in new if m.partition('.')[0] in ('jax', 'numpy')))"
-    )
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, text=True, capture_output=True, check=True)
-    packages, of_jax = done.stdout.splitlines()
-    assert set(packages.split()) <= {"typax", "jaxtyping", "wadler_lindig", "jax", "numpy"}
-    assert len(of_jax.split()) <= 12, of_jax

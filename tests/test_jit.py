@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array, Float32
 
 import typax
 from typax import _jax
@@ -203,3 +204,75 @@ def test_shardings(jit):
             g(x)
         with pytest.raises(TypeError, match=r"is partitioned by QArray.P\(...\), not by Tup.P"):
             jit(lambda v: v, in_shardings=(Tup.P(jax.P()),))(big)
+
+
+def test_shardings_inside_a_program_are_constraints(jit):
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    big = typax.quantize(jnp.cos(jnp.arange(64.0)).reshape(8, 8))
+    rows = jax.sharding.NamedSharding(mesh, jax.P("i"))
+    f = jit(lambda v, n, y: (v, y * n), static_argnums=1, in_shardings=(rows, None), out_shardings=(rows, None))
+    outer = jax.jit(lambda v, y: f(v, 2, y))
+    v, y = outer(big, jnp.ones(3))
+    assert v.components()[0].sharding.is_equivalent_to(rows, 2) and not v.components()[1].sharding.is_fully_replicated
+    np.testing.assert_array_equal(typax.dense(v), typax.dense(big))
+    np.testing.assert_array_equal(y, jnp.full(3, 2.0))
+    g = jax.grad(lambda v: (typax.dense(f(v, 2, 1.0)[0]) ** 2).sum())(big)
+    np.testing.assert_allclose(g, 2 * typax.dense(big), rtol=1e-6)
+    arrays = jit(lambda y: 2 * y, in_shardings=rows)
+    np.testing.assert_array_equal(jax.jit(arrays)(jnp.ones((8, 8))), jnp.full((8, 8), 2.0))
+
+
+class Half(typax.Value):
+    half: Float32[Array, "*batch n"]
+    unit: int = 1
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return 2 * self.half
+
+    def moved(self, *, by: float = 0.0):
+        return Half(self.half + by / 2, self.unit)
+
+    @property
+    def ends(self):
+        return self.half[..., 0], self.half[..., -1]
+
+
+class Held(Half, hitype=type("HeldType", (typax.ValueType,), {"lower_val": lambda self, v: [v.half]})):
+    """Values that calls in C++ cannot open."""
+
+
+def test_ops_by_each_way(jit):
+    scaled = typax.op(lambda v, *, k=1.0: v * k, name="scaled")
+
+    @scaled.impl
+    def _(v: Half, *, k: float = 1.0):
+        return Half(v.half * k, v.unit)
+
+    h, held = Half(jnp.arange(4.0), unit=3), Held(jnp.arange(4.0))
+    for k in (1.0, 2.0, 0.0, -0.0):
+        for _ in range(2):
+            got = scaled(h, k=k)
+            same(got, Half(h.half * k, 3))
+            assert np.array_equal(np.signbit(got.half), np.signbit(h.half * k)) and got.unit == 3
+    same(scaled(h), h)
+    np.testing.assert_array_equal(scaled(x, k=2.0), x * 2.0)
+    with jax.disable_jit():
+        same(scaled(h, k=2.0), Half(h.half * 2, 3))
+    np.testing.assert_array_equal(jax.grad(lambda h: scaled(h, k=3.0).dense().sum())(h), jnp.full(4, 3.0))
+    with pytest.raises(TypeError, match="scaled: keyword arguments are static and must be hashable"):
+        scaled(h, k=[1.0])
+    with pytest.raises(TypeError, match="scaled has no implementation for"):
+        scaled(tup(x))
+    with pytest.raises(TypeError, match="is not a value; static parameters go by keyword"):
+        scaled(h, "k")
+    for _ in range(2):
+        same(scaled(held, k=2.0), Half(held.half * 2))
+        same(jit(lambda v: v)(held), held)
+        same(h.moved(by=1.0), Half(h.half + 0.5, 3))
+        assert [float(e) for e in h.ends] == [0.0, 3.0] and [float(e) for e in held.ends] == [0.0, 3.0]
+
+    @scaled.impl
+    def _(v: Held, *, k: float = 1.0):
+        return Half(v.half * k + 1)
+
+    same(scaled(held, k=2.0), Half(held.half * 2 + 1))

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 
 from typax import _jax
+from typax._placement import with_sharding_constraint
+from typax._prim import opens_in_calls
 from typax._spec import Pspec
 from typax._type import ValueType, by_type
 
@@ -104,6 +106,7 @@ class Jitted:
         leaves, tree = jax.tree.flatten(shardings, is_leaf=_is_sharding)
         rest = {k: v for k, v in options.items() if k not in SHARDINGS}
         self.shardings, self.by_class = shardings, any(isinstance(s, _jax.HiPspec) for s in leaves)
+        self.fun, self.bare_options = fun, rest
         self.bare: Any = jax.jit(fun, **rest)
         self.own: Any = jax.jit(fun, **options) if shardings and not self.by_class else self.bare
         self.options = {k: v for k, v in rest.items() if k in KEPT}
@@ -142,16 +145,46 @@ class Jitted:
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         if (flat := self.flat(args, kwargs)) is None:
             return _jax.own_miss(self._traced(args, kwargs), args, kwargs)
-        return _jax.call_miss(flat.call, flat.open(self.dynamic(args, kwargs)), flat.close)
+        los = flat.open(self.dynamic(args, kwargs))
+        if not all(map(opens_in_calls, (*flat.in_tys, *flat.out_tys))):
+            return flat.close(flat.call(*los)), None, False
+        return _jax.call_miss(flat.call, los, flat.close)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """JAX's function, for arrays and for a program that is being traced."""
-        if self.shardings and (self.by_class or any(map(_jax.is_hi_value, jax.tree.leaves((args, kwargs))))):
-            raise NotImplementedError(
-                f"typax.jit: {' and '.join(self.shardings)} of hi values inside a program that is being traced; "
-                "leave them out, and use typax.reshard there"
-            )
-        return self.own
+        """JAX's function, for arrays and for a program that is being traced: there shardings of values are constraints."""
+        if not self.shardings:
+            return self.own
+        traced = self.bare.trace(*args, **kwargs)
+        if not self.by_class and not any(map(_jax.is_hi, (*traced.jaxpr.in_avals, *traced.jaxpr.out_avals))):
+            return self.own
+        return self.constrained
+
+    @functools.cached_property
+    def constrained(self) -> Any:
+        fun = self.fun
+
+        @functools.wraps(fun)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.keys() - set(self.names) and "in_shardings" in self.shardings:
+                raise ValueError("typax.jit: in_shardings are for arguments by position; pass all so")
+            moving = [i for i in range(len(args)) if i not in self.nums and i - len(args) not in self.nums]
+            moved = dict(zip(moving, self._constrain("in_shardings", tuple(args[i] for i in moving)), strict=True))
+            out = fun(*(moved.get(i, x) for i, x in enumerate(args)), **kwargs)
+            return self._constrain("out_shardings", out)
+
+        return jax.jit(within, **self.bare_options)
+
+    def _constrain(self, name: str, tree: Any) -> Any:
+        if name not in self.shardings:
+            return tree
+        leaves, structure = jax.tree.flatten(tree)
+        given = self.shardings[name]
+        specs = jax.tree.broadcast(tuple(given) if isinstance(given, list) else given, tree, is_leaf=_is_sharding)
+        out = []
+        for x, spec in zip(leaves, jax.tree.leaves(specs, is_leaf=_is_sharding), strict=True):
+            _of_type(name, _jax.typeof(x), spec)  # which says what does not fit
+            out.append(x if spec is None else with_sharding_constraint(x, spec))
+        return structure.unflatten(out)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else functools.partial(self, obj)

@@ -451,10 +451,6 @@ class _Statics:
         self.__dict__.update(_type=ty, **dict(zip((s.name for s in ty.decl.statics), ty.statics, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
-        fields = self.__dict__
-        if "_type" in fields and any(c.name == name for c in self._declaration.components) and name not in fields:
-            self._type.fill(self)
-            return fields[name]
         if name in ("shape", "ndim", "size", "nbytes", "dtype"):
             return getattr(self._type, name)
         raise _Closed(name)
