@@ -205,7 +205,7 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
       TypeError: if the values cannot be sharded so.
     """
     ck = Checkpoint(path)
-    place = _placing(sharding)
+    place = placing(sharding)
 
     def make(x: Any) -> Any:
         return ck.value(x, place) if isinstance(x, Leaf) else x
@@ -295,12 +295,16 @@ def _made(ck: Checkpoint, leaf: Leaf, place: Callable[[str, Any], Any]) -> Any:
         return _on_device(views[0], leaf, leaf.arrays[0], to)
     if any(np.dtype(a.planned.dtype).itemsize == 8 for a in leaf.arrays) and not jax.config.jax_enable_x64:
         fail(ck.path, f"{ty} has components of 64 bits: set jax_enable_x64 to load it", leaf.arrays[0].name)
-    targets = [to] * len(views)
-    if isinstance(to, jax.sharding.NamedSharding):
-        spec, mesh = ty.partition_spec(to)
-        targets = [jax.sharding.NamedSharding(mesh, s) for s in spec.to_lo()]
-    los = [_on_device(v, leaf, a, t) for v, a, t in zip(views, leaf.arrays, targets, strict=True)]
+    los = [_on_device(v, leaf, a, t) for v, a, t in zip(views, leaf.arrays, _targets(ty, to), strict=True)]
     return _retyped(ty, los)
+
+
+def _targets(ty: ValueType, to: Any) -> list[Any]:
+    """Where the arrays of a value go, if what it stands for goes there."""
+    if not isinstance(to, jax.sharding.NamedSharding):
+        return [to] * len(ty.lo_ty())
+    spec, mesh = ty.partition_spec(to)
+    return [jax.sharding.NamedSharding(mesh, s) for s in spec.to_lo()]
 
 
 def _retyped(ty: ValueType, los: Sequence[Any]) -> Any:
@@ -325,7 +329,18 @@ def _on_device(view: np.ndarray, leaf: Leaf, kept: Kept, to: Any) -> Any:
     return jax.device_put(np.array(view), to)
 
 
-def _placing(sharding: Any) -> Callable[[str, Any], Any]:
+def put(x: Any, place: Callable[[str, Any], Any], path: str) -> Any:
+    """An array or a value, moved to where ``place`` has it."""
+    if isinstance(x, np.ndarray) or (to := place(path, ty := _jax.typeof(x))) is None:
+        return x
+    if not isinstance(ty, ValueType):
+        return jax.device_put(x, to)
+    targets = _targets(ty, to)
+    return _retyped(ty, [jax.device_put(v, t) for v, t in zip(ty.lower_val(x), targets, strict=True)])
+
+
+def placing(sharding: Any) -> Callable[[str, Any], Any]:
+    """The function of path and type that a sharding, a device, or such a function stands for."""
     if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding | jax.Device):
         return sharding
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding | jax.Device):

@@ -203,7 +203,7 @@ def _made(leaf: Leaf, los: list[Any]) -> Any:
 
 def _placing(ck: _Checkpoint, sharding: Any, like: Any) -> Callable[[Leaf], list[Any]]:
     """Where to put each array of a leaf."""
-    asked = _save._placing(sharding)
+    asked = _save.placing(sharding)
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     lying = {}
     if like is not None and sharding is None:

@@ -110,7 +110,7 @@ def encode(
     units = jnp.where(over(bad, inner), np.float32(0), made.units(rows))
     random = noise(given["key"], rows.shape) if "key" in given else None
     codes = nearest(format, units, None if zero is None else over(zero, inner), random)
-    codes = _packed(format, codes, zero, inner)
+    codes = packed(format, codes, zero, inner)
     scale = nested if nested is not None else _spoil(format.scale.dtype, made.scale, bad)
     return Parts(codes, scale, zero)
 
@@ -121,7 +121,8 @@ def _spoil(kind: str, scale: Any, bad: Any) -> Any:
     )
 
 
-def _packed(format: Format, codes: Any, zero: Any, inner: tuple[int, ...]) -> Any:
+def packed(format: Format, codes: Any, zero: Any, inner: tuple[int, ...]) -> Any:
+    """Rows of codes as bytes, filled up to a whole number of them."""
     if format.bits == 8 or not inner:
         return codes
     missing = -codes.shape[-1] % format.per
