@@ -9,8 +9,8 @@
     bitsandbytes nf4 (nested scales too)     weight, weight.absmax, weight.quant_map, ...         nf4
 
 ``scale`` is multiplied, also that which is called its inverse.  Packed words hold the first code in the lowest bits; AWQ
-puts eight columns in the order 0 2 4 6 1 3 5 7.  GPTQ's first version stores zero points less one.  A GPTQ file whose ``g_idx``
-orders the inputs by their activations has groups that are not contiguous: its value is a `Permuted`.
+puts eight columns in the order 0 2 4 6 1 3 5 7.  GPTQ's first version stores zero points less one.  A GPTQ file whose
+``g_idx`` orders the inputs by their activations has groups that are not contiguous: its value is a `Permuted`.
 
 Sources: the layouts as compressed-tensors 0.20, transformers' fine-grained fp8, GPTQModel, AutoAWQ 0.2.9 and bitsandbytes
 0.50 write them.
