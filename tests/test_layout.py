@@ -72,6 +72,7 @@ ORDER = [
     "io._safetensors",
     "io._tree",
     "io._save",
+    "io.gguf",
     "io._open",
     "io.hf",
     "io",

@@ -5,10 +5,11 @@ from typing import Any
 
 from typax.io._disk import fail
 from typax.io._save import Checkpoint
+from typax.io.gguf import GgufCheckpoint
 
 
-def open_checkpoint(path: Any) -> Checkpoint:
-    """The checkpoint at a path: a safetensors file, an index, or a folder with one.
+def open_checkpoint(path: Any) -> Any:
+    """The checkpoint at a path: a safetensors or GGUF file, an index, or a folder with one.
 
     Raises:
       FileError: if there is none.
@@ -16,4 +17,14 @@ def open_checkpoint(path: Any) -> Checkpoint:
     path = Path(path)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"):
         fail(path, "is a pickle, which could run anything: convert it to safetensors where it came from")
+    if path.suffix == ".gguf" or _magic(path) == b"GGUF":
+        return GgufCheckpoint(path)
     return Checkpoint(path)
+
+
+def _magic(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError:
+        return b""
