@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -167,6 +168,53 @@ def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list
     return vectors
 
 
+INT4 = {"format": "int4", "group": 32}
+RECIPES: dict[str, typax.Recipe] = {
+    "int8": "int8",
+    "int4, groups of 32": [("*", INT4)],
+    "nf4": "nf4",
+    "mxfp4": "mxfp4",
+    "table int8, rest int4": [("word", "int8"), ("*", INT4)],
+}
+
+
+def show_formats(params: Any, data: list[Batch], base: np.ndarray) -> None:
+    """Each recipe's bytes, in memory and in a file, against its error; what is read back embeds the same, bit for bit.
+
+    base float32[N, D] are the embeddings with the parameters as they are.
+    """
+    programs = [Program("float32", jax.jit(minilm.encode), params)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, recipe in RECIPES.items():
+            small, _ = typax.quantize_tree(params, recipe)
+            program = Program(name, jax.jit(typax.lift(minilm.encode, fallback="allow")), small)
+            path = Path(folder, "model.safetensors")
+            typax.io.save(path, small)
+            again = Program(name, program.encode, typax.io.load(path))
+            same = np.array_equal(embed(program, data[:1]), embed(again, data[:1]))
+            vectors = embed(program, progress(data, f"Embedding with {name}"))
+            q = quality.compare(base, vectors)
+            rows.append((name, size(small), path.stat().st_size, q.mean_cosine, q.min_cosine, same))
+            programs.append(program)
+    ratios = race(programs, data[:4], rounds=3)[1:]
+    caption = "cos: to the embeddings in float32; time: warm, as a ratio to float32's; same: read back from the file"
+    table = Table("recipe", title="Formats", caption=caption)
+    for heading in ("MB", "MB of file", "mean cos", "min cos", "time", "same"):
+        table.add_column(heading, justify="right")
+    for (name, n, file, mean, least, same), ratio in zip(rows, ratios, strict=True):
+        cells = (
+            f"{n / 1e6:.1f}",
+            f"{file / 1e6:.1f}",
+            f"{mean:.5f}",
+            f"{least:.5f}",
+            f"{ratio:.2f}",
+            "yes" if same else "NO",
+        )
+        table.add_row(name, *cells)
+    console.print(table)
+
+
 def show_pairs(base: np.ndarray, vectors: np.ndarray, pairs: list[tuple[int, int]]) -> None:
     """Do sentences that say the same lie together? base and vectors float[N, D], pairs of indices into them."""
     near, before = (quality.unit(v) @ quality.unit(v).T for v in (vectors, base))
@@ -236,6 +284,7 @@ def on_one_device(folder: Path) -> None:
     vectors = show_quality(f"{len(sentences)} sentences", programs, data)
     show_pairs(vectors[0], vectors[-1], pairs)
     show_receipt(receipt)
+    show_formats(params, data, vectors[0])
 
 
 def on_many_devices(folder: Path) -> None:
