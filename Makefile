@@ -46,4 +46,4 @@ clean:  ## remove the environments and all that was built
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint fix typecheck docs bench matrix lock env clean
+.PHONY: help demo test lint fix typecheck docs laws mutants bench matrix lock env clean

@@ -258,10 +258,14 @@ def batch_rule(app: Overridden, axis: Any, args: Sequence[Any], dims: Sequence[A
     made = app.rules["batch"](axis[1], app.nest(dims), *app.nest(args), **app.statics)
     out, out_dims = _pair(app, "def_batch", made, "result, its axes")
     flat = app.out_tree.flatten_up_to(out)
-    spots = [out_dims] if app.out_tree.num_leaves == 1 and not isinstance(out_dims, tuple) else list(out_dims)
+    spots = list(out_dims) if isinstance(out_dims, tuple | list) else [out_dims] * len(flat)
     if len(spots) != len(flat):
         raise TypeError(f"{app.name}.def_batch: {len(flat)} results, but axes for {len(spots)}")
     for x, d, t in zip(flat, spots, app.out_tys, strict=True):
+        if isinstance(d, int) and not _jax.is_hi(t) and not 0 <= d <= t.ndim:
+            raise TypeError(
+                f"{app.name}.def_batch: the mapped result {_jax.typeof(x)} has no axis {d}, which is given for it"
+            )
         want = t if d is None else _repairs.unmapped_aval(axis[1], d, t, axis[3])
         _check(app.name, "def_batch", "the mapped result", x, want)
     return tuple(flat), tuple(spots)

@@ -200,6 +200,8 @@ class ValueType(Partitioned, _jax.HiType):
             if c.axes is None:
                 continue
             lead = sum(mask)
+            if self.decl.is_record and isinstance(leaf, ValueType) and leaf.decl.is_record:
+                continue  # tangents by components, in place of a component: they show no axes but those of a stack
             if _ndim(leaf) != lead + c.axes.rank:
                 raise TypeError(
                     f"{who}: component {c.name} has axes {str(c.axes)!r}, which does not fit {leaf} of rank {_ndim(leaf)}"
@@ -528,7 +530,7 @@ def _ndim(aval: Any) -> int:
 
 def _leaf_axes(aval: Any) -> tuple[Axis, ...] | None:
     if isinstance(aval, ValueType) and aval.decl.is_record:
-        return tuple(map(Axis, aval.shape))
+        return aval.batch if aval.has_own_axes else tuple(map(Axis, aval.shape))
     if is_raw(aval) and not has_axes(aval):
         return None
     return _axes.of_type(dense_type(axes_type(aval)))

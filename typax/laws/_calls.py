@@ -10,7 +10,9 @@ import numpy as np
 
 from typax import _jax
 from typax._policies import retract
-from typax._structural import by_components, close_tangent
+from typax._prim import has_tangent
+from typax._structural import by_components, close_tangent, component_leaves, from_leaves
+from typax._type import ValueType
 from typax.laws._law import Call, NotApplicable
 from typax.laws._values import (
     _inexact,
@@ -146,6 +148,8 @@ def directional(call: Call, which: Sequence[int], tangents: Sequence[Any]) -> tu
         args = [_moved(x, move[i], h) if i in move else x for i, x in enumerate(call.args)]
         return [_wide(x) for x in inexact(f(*(args if by_op else map(meaning, args))))]
 
+    if any(a.dtype.itemsize < 4 for a in inexact(jax.eval_shape(f, *call.args if by_op else meaning(call.args)))):
+        raise NotApplicable("results of so few digits are too rough for differences")
     slopes, sizes = [], [np.max(np.abs(x), initial=0.0) for x in at(0.0)]
     for h in (2.0**-5, 2.0**-6):
         slopes.append([(a - b) / (2 * h) for a, b in zip(at(h), at(-h), strict=True)])
@@ -180,8 +184,22 @@ def _move(x: Any, t: Any, h: float) -> Any:
     if moves_by_arrays(ty):
         return raised(ty, [a + b for a, b in zip(lowered(x), leaves, strict=True)])
     if by_components(ty):
-        return retract(x, close_tangent(ty, leaves))
+        x = _unrounded(x)
+        return retract(x, close_tangent(_jax.typeof(x), leaves))
     return meaning(x) + leaves[0] if leaves else x
+
+
+def _unrounded(x: Any) -> Any:
+    """A value that moves by components, with arrays for those components whose values would be rounded when they move."""
+    ty = _jax.typeof(x)
+    rough = [isinstance(a, ValueType) and not by_components(a) and has_tangent(a) for a in ty.leaves]
+    if not any(rough):
+        return x
+    parts = [meaning(c) if r else c for c, r in zip(component_leaves(x), rough, strict=True)]
+    new = [_jax.typeof(c) for c in parts]
+    if not ty.admits(new):
+        raise NotApplicable(f"a value of type {ty} is rounded when it moves")
+    return from_leaves(ty.with_leaves(new), parts)
 
 
 def directions(args: Sequence[Any], seed: int = 1) -> list[Any]:

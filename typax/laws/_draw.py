@@ -45,6 +45,7 @@ class _Options(typing.NamedTuple):
     smooth: bool = False
     even: bool = False
     nth: int = 0  # which of the values of one example: they differ
+    salt: int = 0  # which component or operand: they differ too
     makers: Any = ()  # pairs of a class and the op that makes its values of arrays
 
     @property
@@ -107,7 +108,8 @@ def calls_of(draw: Any, op: Any, impl: Any, o: _Options, narrow: Mapping[str, An
         if names[i] in narrow:
             rows[i] = [_given(draw, narrow[names[i]])] * 3
         else:
-            rows[i] = _draw_operand(draw, o, impl.operands[i], sizes, dtypes, f"{op.name}: operand {names[i]}", owner)
+            where = f"{op.name}: operand {names[i]}"
+            rows[i] = _draw_operand(draw, o._replace(salt=i), impl.operands[i], sizes, dtypes, where, owner)
     statics = {}
     for k, default in impl.statics.items():
         if k in narrow:
@@ -260,7 +262,7 @@ def _dtype(draw: Any, o: _Options, admitted: Any, drawn: dict[Any, str]) -> str:
 
 def _array(draw: Any, o: _Options, shape: tuple[int, ...], dtype: Any) -> Any:
     seed = draw(st.integers(0, 2**16))
-    rng = np.random.default_rng([seed, o.nth])
+    rng = np.random.default_rng([seed, o.nth, *([o.salt] if o.salt else [])])
     if dtype == "prng_key":
         keys = jax.random.split(jax.random.key(seed + o.nth), int(np.prod(shape)))
         return keys.reshape(shape)
@@ -268,7 +270,7 @@ def _array(draw: Any, o: _Options, shape: tuple[int, ...], dtype: Any) -> Any:
     size = int(np.prod(shape))
     if jnp.issubdtype(d, jnp.inexact):
         plain = (
-            (np.arange(size) % 7 - 2.5) * 0.3 * (1 + o.nth)
+            ((np.arange(size) + 2 * o.salt) % 7 - 2.5) * 0.3 * (1 + o.nth)
             if seed == 0
             else rng.uniform(0.25, 1.5, size) * rng.choice([-1, 1], size)
         )
@@ -337,8 +339,17 @@ def _draw_values(
         parts = []
         for _ in range(1 if stackable else int(np.prod(batch))):
             comps = [
-                _component(draw, cls, c, o, batch if stackable and c.axes and c.axes.variadic else (), env, drawn, given)
-                for c in decl.components
+                _component(
+                    draw,
+                    cls,
+                    c,
+                    o._replace(salt=o.salt + k),
+                    batch if stackable and c.axes and c.axes.variadic else (),
+                    env,
+                    drawn,
+                    given,
+                )
+                for k, c in enumerate(decl.components)
             ]
             try:
                 parts.append(cls(*_in_order(cls, comps, statics)))

@@ -202,8 +202,8 @@ def _as_call(op: Any, x: Any) -> Call:
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-def check_cell(law: Law, subject: Subject, max_examples: int = 2) -> Cell:
-    """Check one law on one subject."""
+def check_cell(law: Law, subject: Subject, max_examples: int = 2, profiles: Sequence[str] = PROFILES) -> Cell:
+    """Check one law on one subject, with examples of these kinds."""
     start = time.perf_counter()
     run = _Run(law, subject)
     status, why, example = "not applicable", "", ""
@@ -212,7 +212,7 @@ def check_cell(law: Law, subject: Subject, max_examples: int = 2) -> Cell:
             for x in subject.given:
                 run(x)
         else:
-            for profile in PROFILES:
+            for profile in profiles:
                 run.drawn(profile, max_examples)
     except Broken as e:
         status, why, example = "fail", str(e), run.last

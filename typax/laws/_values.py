@@ -224,8 +224,7 @@ def opened(primals: Any, tangents: Any) -> list[Any]:
 
 def moves_by_arrays(ty: Any) -> bool:
     """Whether the tangents of a type written by hand are made of the same arrays as its values."""
-    t = ty.to_tangent_aval() if is_raw(ty) else None
-    if t is None or not _jax.is_hi(t):
+    if not is_raw(ty) or not _jax.is_hi(t := ty.to_tangent_aval()):
         return False
     a, b = ([(tuple(x.shape), x.dtype) for x in of.lo_ty()] for of in (ty, t))
     return a == b

@@ -82,3 +82,37 @@ def scan_is_loop(op: Any, call: Call) -> None:
         _against("scan" + (", reversed," if reverse else ""), meaning(ys), loop)
         if int(c) != n:
             raise Broken(f"a scan of length {n} runs {int(c)} times")
+    none = jax.tree.map(lambda x: _empty(_jax.typeof(x)), call.args)
+    c, ys = jax.lax.scan(step, 0, none, length=0)
+    shapes = [tuple(y.shape) for y in jax.tree.leaves(meaning(ys))]
+    if int(c) or shapes != [(0, *w.shape) for w in jax.tree.leaves(loop[0])]:
+        raise Broken(f"an empty scan gives {int(c)} steps and results of shape {shapes}: loops of length 0 change a program")
+
+
+def _empty(ty: Any) -> Any:
+    """A stack of no values."""
+    if not _jax.is_hi(ty):
+        return jax.numpy.zeros((0, *ty.shape), ty.dtype)
+    none = ty.inc_rank(0, spec_of(ty))
+    return none.raise_val(*(jax.numpy.zeros(a.shape, a.dtype) for a in none.lo_ty()))
+
+
+@law("op", "In branches and loops the op gives what it gives without, and its result is carried.")
+def control_flow(op: Any, call: Call) -> None:
+    first, second = (meaning(call.run(*args)) for args in call.all[:2])
+    branches = [lambda a, b: call.run(*a), lambda a, b: call.run(*b)]
+
+    def program(i: Any, a: Any, b: Any) -> Any:
+        chosen = jax.lax.cond(i == 1, *branches, a, b), jax.lax.switch(i, branches, a, b)
+        looped = jax.lax.fori_loop(0, 2, lambda k, c: call.run(*b), call.run(*a))
+        counted = jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, call.run(*a)), (0, call.run(*b)))
+        return *chosen, looped, counted[1]
+
+    # jit of a branch asks a type for `mat`, which one written by hand need not have
+    plain = all(hasattr(_jax.typeof(x), "mat") for x in jax.tree.leaves(call.run(*call.args)))
+    for i in (0, 1):
+        results = (jax.jit(program) if plain else program)(i, *call.all[:2])
+        wanted = [(first, second)[1 - i], (first, second)[i], second, first]
+        for what, got, want in zip(("cond", "switch", "fori_loop", "while_loop"), results, wanted, strict=True):
+            got = meaning(got)
+            close(f"the result in a {what}", got, want, near(got, want, 64), "control flow changes what the op gives")

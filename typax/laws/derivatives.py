@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from typax._prim import Cache
-from typax.laws._calls import derivative, directional, directions, forward
+from typax.laws._calls import derivative, directional, directions, forward, reference
 from typax.laws._law import Broken, Call, NotApplicable, law
 from typax.laws._values import (
     _wide,
@@ -63,7 +63,8 @@ def dot_product(op: Any, call: Call) -> None:
     gs = gradients(scalar(f, args), args, range(len(args)))
     pairs = [inner(g, opened(x, t)) for g, x, t in zip(gs, args, ts, strict=True)]
     right = sum(p for p, _ in pairs)
-    if abs(left - right) > 1e-4 * max(size, *(s for _, s in pairs)) + 1e-6:
+    eps = max(float(np.finfo(np.float32).eps), *(float(jax.numpy.finfo(p.dtype).eps) for p in pushed))
+    if abs(left - right) > max(1e-4, 4 * eps) * max(size, *(s for _, s in pairs)) + 1e-6:
         raise Broken(f"<c, J t> is {left:.6g} but <J' c, t> is {right:.6g}, by operands {which}: one of the modes is wrong")
 
 
@@ -73,10 +74,38 @@ def linearize(op: Any, call: Call) -> None:
     ts = directions(args, 9)
     want = forward(f, args, ts)
     _, linear = jax.linearize(f, *args)
-    for _ in range(2):
-        got = [x for x in jax.tree.leaves(linear(*ts)) if x.dtype != jax.dtypes.float0]
+    for apply in (linear, jax.jit(linear), linear):
+        got = [x for x in jax.tree.leaves(apply(*ts)) if x.dtype != jax.dtypes.float0]
         got = [x for x in got if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
         close("linearize, against jvp,", got, want, near(got, want), f"stored derivatives by operands {which} are wrong")
+
+
+@law("op", "The second derivative, of the gradient in a direction, is that of the reference.", tame=True, smooth=True)
+def second_derivatives(op: Any, call: Call) -> None:
+    f, which, args = derivative(call)
+    ref = reference(call)
+
+    def plain(*some: Any) -> Any:
+        full = list(call.args)
+        for i, x in zip(which, some, strict=True):
+            full[i] = x
+        return ref(*meaning(full))
+
+    ts, every = directions(args, 13), tuple(range(len(args)))
+    got, want = (_curvature(scalar(g, args), args, ts, every) for g in (f, plain))
+    for i, g, w in zip(which, got, want, strict=True):
+        bound = near(g, w, 2048)
+        close(f"the gradient by operand {i}, in a direction,", g, w, bound, "derivatives of derivatives are wrong")
+
+
+def _curvature(total: Any, args: Any, ts: Any, every: Any) -> list[list[Any]]:
+    try:
+        _, moved = jax.jvp(jax.grad(total, every), tuple(args), tuple(ts))
+    except TypeError as e:
+        if "reverse-mode rule only" in str(e):
+            raise NotApplicable("the op has a reverse-mode rule only") from None
+        raise
+    return [opened(x, m) for x, m in zip(args, moved, strict=True)]
 
 
 @law("op", "Each operand has the gradient that it has beside the others; uses of a value add up.", tame=True)

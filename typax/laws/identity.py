@@ -1,6 +1,7 @@
 """A value is its lowered arrays, and a type is its declaration."""
 
 import copy
+import functools
 import pickle
 import re
 from typing import Any
@@ -60,18 +61,25 @@ def inequality(cls: Any, example: Values) -> None:
         found = True
         if ty == other or other == ty:
             raise Broken(
-                f"{ty} equals {other}, which differs in statics or array types ({ty.lo_ty()} and {other.lo_ty()}): a jitted "
-                "function would run what was compiled for the other"
+                f"{ty} equals {other}, which differs in {_difference(ty, other)}: a jitted function would run what was "
+                "compiled for the other"
             )
     if not found:
         raise NotApplicable("no other type of the class is known")
+
+
+def _difference(a: Any, b: Any) -> str:
+    if a.decl is not b.decl:
+        return "its class"
+    return "statics" if a.statics != b.statics else f"array types ({show(a.lo_ty())} and {show(b.lo_ty())})"
 
 
 def other_types(ty: Any) -> list[Any]:
     """Types that are near ``ty``, but another."""
     if not isinstance(ty, ValueType):
         return []
-    out = [ty.with_statics(**{s.name: o}) for s, v in zip(ty.decl.statics, ty.statics, strict=True) for o in _other(v)]
+    out = [*_twins(ty)]
+    out += [ty.with_statics(**{s.name: o}) for s, v in zip(ty.decl.statics, ty.statics, strict=True) for o in _other(v)]
     for i, leaf in enumerate(ty.leaves):
         if isinstance(leaf, _jax.ShapedArray):
             near = [_jax.ShapedArray((*leaf.shape[:-1], leaf.shape[-1] + 1), leaf.dtype)] if leaf.shape else []
@@ -81,6 +89,20 @@ def other_types(ty: Any) -> list[Any]:
                 for a in (*near, leaf.update(dtype=jnp.dtype(dtype)))
             ]
     return out
+
+
+@functools.lru_cache(maxsize=64)
+def _twin(cls: Any) -> Any:
+    """Another class of the same declaration."""
+    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__}, name=cls._declaration.name)
+
+
+def _twins(ty: Any) -> list[Any]:
+    try:
+        twin = _twin(ty.decl.cls)
+    except TypeError:  # a class that cannot be subclassed
+        return []
+    return [twin._hitype(twin._declaration, ty.leaves, ty.tree, ty.statics, ty.masks)]
 
 
 def _other(v: Any) -> list[Any]:
@@ -108,10 +130,12 @@ def printing(cls: Any, example: Values) -> None:
     if isinstance(ty, ValueType):
         for s, v in zip(ty.decl.statics, ty.statics, strict=True):
             for o in _other(v):
-                if s.name != "dtype" and str(ty.with_statics(**{s.name: o})) == text:
+                if str(ty.with_statics(**{s.name: o})) == text:
                     raise Broken(
                         f"types that differ in the static {s.name} both print as {text}: errors would not tell them apart"
                     )
+        if ty.leaves and str(ty.inc_rank(3, 0)) == text:
+            raise Broken(f"a stack of {text} prints as {text} too: errors would not tell them apart")
     if not isinstance(repr(example.value), str):
         raise Broken("repr(v) is no string")
 

@@ -11,8 +11,9 @@ from typax import _jax
 from typax._moves import reshard
 from typax._structural import dense
 from typax._type import ValueType
+from typax.laws._calls import derivative
 from typax.laws._law import Broken, Call, NotApplicable, Values, law
-from typax.laws._values import close, lowered, meaning, near
+from typax.laws._values import close, gradients, lowered, meaning, near, same_gradients, scalar, stacked
 
 _EXPLICIT = jax.sharding.AxisType.Explicit
 
@@ -39,9 +40,9 @@ def placements(ndim: int) -> list[tuple[Any, ...]]:
 def placed(x: Any, parts: tuple[Any, ...]) -> Any:
     """A value partitioned as the array that it stands for would be. Raises a TypeError where it cannot be."""
     ty = _jax.typeof(x)
-    if isinstance(ty, ValueType) and not ty.decl.is_record:
+    if isinstance(ty, ValueType):
         try:
-            return reshard(x, jax.P(*parts))
+            return reshard(x, _each_by(ty, parts[0] if parts else None) if ty.decl.is_record else jax.P(*parts))
         except ValueError as e:  # an axis of odd size
             raise TypeError(str(e)) from None
     if _jax.is_hi(ty):
@@ -49,6 +50,17 @@ def placed(x: Any, parts: tuple[Any, ...]) -> Any:
     if any(p is not None and n % 2 for n, p in zip(ty.shape, parts, strict=True)):
         raise TypeError(f"axes of {ty} are not shared evenly by two devices")
     return jax.device_put(x, jax.P(*parts))
+
+
+def _each_by(ty: Any, part: Any) -> Any:
+    """The partition spec of a record whose components all are partitioned by their first axes, where they have one."""
+
+    def of(a: Any) -> Any:
+        if not isinstance(a, ValueType):
+            return jax.P(part) if a.ndim else jax.P()
+        return _each_by(a, part) if a.decl.is_record else a.decl.cls.P(part) if a.n_batch else a.decl.cls.P()
+
+    return ty.decl.cls.P(part) if ty.has_own_axes else ty.decl.cls.P(*map(of, ty.leaves))
 
 
 def _where(x: Any, what: str) -> None:
@@ -68,8 +80,9 @@ def sharded_values(cls: Any, example: Values) -> None:
     v, found, refused = example.value, 0, ""
     want = meaning(v)
     with devices():
-        ndim = getattr(_jax.typeof(v), "ndim", 0)
-        for parts in placements(ndim):
+        record = isinstance(_jax.typeof(v), ValueType) and _jax.typeof(v).decl.is_record
+        ndim = 0 if record else getattr(_jax.typeof(v), "ndim", 0)
+        for parts in [("i",)] if record else placements(ndim):
             try:
                 w = placed(v, parts)
             except TypeError as e:
@@ -77,9 +90,10 @@ def sharded_values(cls: Any, example: Values) -> None:
                 continue
             found += 1
             _where(w, f"a value placed by {parts}")
-            out = dense(w)
-            _where(out, f"dense of a value placed by {parts}")
-            if _jax.partition(_jax.typeof(out)) != tuple(parts) and ndim:
+            out = meaning(w)
+            for x in jax.tree.leaves(out):
+                _where(x, f"dense of a value placed by {parts}")
+            if ndim and _jax.partition(_jax.typeof(out)) != tuple(parts):
                 raise Broken(f"dense of a value placed by {parts} is of type {_jax.typeof(out)}: the sharding is lost")
             _where(jax.jit(lambda x: x)(w), f"jit of the identity of a value placed by {parts}")
             close(f"dense of a value placed by {parts}", out, want, near(out, want, 4), "sharding changes what a value is")
@@ -140,7 +154,7 @@ def shard_map(cls: Any, example: Values) -> None:
             w = reshard(v, spec)
         except ValueError as e:
             raise NotApplicable(str(e)) from None
-        f = jax.jit(jax.shard_map(dense, in_specs=spec, out_specs=jax.P("i")))
+        f = jax.jit(jax.shard_map(_seen(spec), in_specs=spec, out_specs=jax.P("i")))
         got = f(w)
         close("dense in a shard_map", got, want, near(got, want, 4), "devices see other parts than their own")
         same = jax.jit(jax.shard_map(lambda v: v, in_specs=spec, out_specs=spec))(w)
@@ -155,3 +169,60 @@ def shard_map(cls: Any, example: Values) -> None:
             close(
                 "the gradient through a shard_map", a, b, near(a, b, 16), "devices do not see their own part of a gradient"
             )
+
+
+def _seen(spec: Any) -> Any:
+    """``dense`` on each device, where the type of each array says that it differs from device to device."""
+
+    def body(v: Any) -> Any:
+        ty = _jax.typeof(v)
+        for k, (a, part) in enumerate(zip(ty.lo_ty(), spec.to_lo(), strict=True)):
+            if tuple(part) and "i" in part and "i" not in _jax.varying(a):
+                raise Broken(
+                    f"in a shard_map array {k} of {ty} is {a}, as if each device had the same: gradients are summed"
+                )
+        return dense(v)
+
+    return body
+
+
+@law(
+    "op", "In a shard_map over stacked operands the op is the loop over them, and so is its gradient.", tame=True, even=True
+)
+def shard_map_calls(op: Any, call: Call) -> None:
+    rows = [*call.all, call.args][:4]
+    n, args = len(rows), stacked(rows)
+    each = jax.vmap(call.run, axis_size=n)
+    want = meaning(each(*args))
+    with devices():
+        try:
+            specs = jax.tree.map(lambda x: _by_rows(_jax.typeof(x)), args)
+            outs = jax.jit(each).trace(*args)
+            out_specs = jax.tree.structure(outs.out_info).unflatten(map(_by_rows, outs.jaxpr.out_avals))
+            placed_args = jax.tree.map(
+                lambda x, s: reshard(x, s) if _jax.is_hi_value(x) else jax.device_put(x, s), args, specs
+            )
+        except (TypeError, ValueError) as e:
+            raise NotApplicable(f"its stacks cannot be shared by devices: {e}") from None
+        inner = lambda *xs: jax.vmap(call.run)(*xs)
+        f = jax.jit(jax.shard_map(inner, in_specs=tuple(specs), out_specs=out_specs))
+        got = meaning(f(*placed_args))
+        close("the op in a shard_map", got, want, near(got, want, 64), "devices see other parts than their own")
+        try:
+            _, which, _ = derivative(call)
+            total, whole = scalar(f, placed_args), scalar(each, args)
+        except NotApplicable:
+            return
+        got, want = gradients(total, placed_args, which), gradients(whole, args, which)
+        same_gradients("the gradient through a shard_map", got, want, which, "devices do not see their part of a gradient")
+
+
+def _by_rows(ty: Any) -> Any:
+    """The partition spec of a stack, by its leading axis."""
+    if not _jax.is_hi(ty):
+        return jax.P("i")
+    if not isinstance(ty, ValueType):
+        raise TypeError(f"the partition spec of {ty}, written by hand, does not follow")
+    if not ty.has_own_axes:
+        return ty.decl.cls.P(*map(_by_rows, ty.leaves))
+    return ty.decl.cls.P("i", **{c.name: _by_rows(a) for c, a in ty.fields if _jax.is_hi(a)})

@@ -20,6 +20,7 @@ from typax.laws._values import (
     meaning,
     near,
     opened,
+    plain_type,
     same_gradients,
     scalar,
     tangent,
@@ -27,7 +28,11 @@ from typax.laws._values import (
 )
 
 
-@law("type", "The tangent type of a tangent type is itself, and so for cotangents.", tame=True)
+@law(
+    "type",
+    "The tangent type of a tangent type is itself, and so for cotangents; tangents that are made are of it.",
+    tame=True,
+)
 def tangent_types(cls: Any, example: Values) -> None:
     ty = _jax.typeof(example.value)
     t, ct = ty.to_tangent_aval(), ty.to_ct_aval()
@@ -37,6 +42,10 @@ def tangent_types(cls: Any, example: Values) -> None:
         )
     if ct.to_tangent_aval() != ct:
         raise Broken(f"cotangents of {ty} are {ct}, whose own tangents are {ct.to_tangent_aval()}: they could not be summed")
+    for what, of, made in (("tangent", t, False), ("cotangent", ct, True)):
+        got = _jax.typeof(tangent(example.value, 1, made)) if has_tangent(ty) else of
+        if plain_type(got) != plain_type(of):
+            raise Broken(f"a {what} of {ty} is made of type {got}, but {of} is declared: derivatives are read wrongly")
     if ty.to_tangent_aval() != t:
         raise Broken(f"the tangent type of {ty} is not the same twice: {t} and {ty.to_tangent_aval()}")
 

@@ -1,0 +1,183 @@
+"""What typax ships, found rather than listed: every value class, and every op with examples of the primitive ones.
+
+``make laws`` checks all laws on all of it, and puts into docs/laws.md where they have nothing to say, and why.
+"""
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import conftest  # noqa: F401  the ground that tests stand on: devices, strict promotion
+import jax
+import jax.numpy as jnp
+
+import typax
+import typax.laws as laws
+from typax import Op, Value, quantize
+
+
+def modules() -> list[Any]:
+    """All modules that ship types and ops."""
+    names = [m.name for m in pkgutil.iter_modules(typax.__path__) if not m.name.startswith(("laws", "cli"))]
+    return [importlib.import_module(f"typax.{n}") for n in names]
+
+
+def types() -> list[Any]:
+    """All value classes of one's own modules that stand for something one can build: not those of tangents."""
+    found = [c for m in modules() for c in vars(m).values() if isinstance(c, type) and issubclass(c, Value)]
+    own = [c for c in dict.fromkeys(found) if c is not Value and not c.__module__.startswith("typax._")]
+    return sorted(own, key=lambda c: c.__name__)
+
+
+def _floats(*shape: int, shift: float = 0.0) -> Any:
+    """Numbers of which each row is larger than the one before."""
+    size = math.prod(shape)
+    rows = jnp.arange(1.0, 1 + shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    return rows * jnp.sin(jnp.arange(float(size)) + 1.7 * shift).reshape(shape)
+
+
+def _quantized(*shape: int) -> list[Any]:
+    return [quantize(_floats(*shape, shift=k)) for k in (0.0, 1.0, 2.0)]
+
+
+def _columns(*shape: int) -> list[Any]:
+    return [typax.transpose(q, permutation=(1, 0)) for q in _quantized(*shape[::-1])]
+
+
+def _low(m: int, n: int) -> list[Any]:
+    return [typax.outer(_floats(m, 2, shift=k), _floats(2, n, shift=k + 1)) for k in (0.0, 1.0, 2.0)]
+
+
+def _sums(m: int, n: int) -> list[Any]:
+    return [typax.Sum(q, w, 0.5) for q, w in zip(_quantized(m, n), _low(m, n), strict=True)]
+
+
+def _params(fn: Any, *args: Any) -> dict[str, Any]:
+    """The parameters with which a function of arrays calls its only primitive."""
+    *_, eqn = jax.make_jaxpr(fn)(*args).eqns
+    while "jaxpr" in eqn.params:
+        *_, eqn = eqn.params["jaxpr"].eqns
+    return dict(eqn.params)
+
+
+def _call(op: Any, fn: Any, *operands: Any) -> Any:
+    """An example: operands, each a list of three or one for all, with the parameters that ``fn`` gives the primitive."""
+    rows = [x if isinstance(x, list) else [x] * 3 for x in operands]
+    first, *others = zip(*rows, strict=True)
+    return laws.Call(op, first, tuple(others), _params(fn, *map(typax.dense, first)))
+
+
+def given() -> dict[Any, list[Any]]:
+    """Examples of the ops on primitives, whose statics are the primitive's parameters."""
+    from typax import _codes as c
+
+    q, qc, low, sums = _quantized(2, 4), _columns(2, 4), _low(2, 4), _sums(2, 4)
+    x, y = ([_floats(*s, shift=k) for k in (0.0, 1.0, 2.0)] for s in ((6, 2), (4, 6)))
+    product = lambda a, b: jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())))
+    square = _quantized(4, 4)
+    dot = [(x, q), (x, qc), (q, y), (square, square), (x, low), (low, y), (x, sums), (sums, y)]
+    turn = lambda a: jax.lax.transpose(a, (1, 0))
+    rows = [jnp.array([[k], [0]]) for k in (1, 0, 1)]
+    return {
+        c.dot_general: [_call(c.dot_general, product, *o) for o in dot],
+        c.transpose: [_call(c.transpose, turn, o) for o in (q, qc, low, sums)],
+        c.gather: [_call(c.gather, lambda a, i: jax.lax.gather(a, i, _ROWS, (1, 4), mode="clip"), q, rows)],
+        c.reshape: [_call(c.reshape, lambda a: jax.lax.reshape(a, (2, 1, 4)), q)],
+        c.broadcast_in_dim: [_call(c.broadcast_in_dim, lambda a: jax.lax.broadcast_in_dim(a, (6, 2, 4), (1, 2)), q)],
+        c.squeeze: [_call(c.squeeze, lambda a: jax.lax.squeeze(a, (0,)), _quantized(1, 4))],
+        c.slice_: [_call(c.slice_, lambda a: jax.lax.slice(a, (1, 0), (2, 2)), q)],
+        c.concatenate: [_call(c.concatenate, lambda a, b: jax.lax.concatenate([a, b], 0), q, q[::-1])],
+        c.rev: [_call(c.rev, lambda a: jax.lax.rev(a, (0,)), q)],
+        c.neg: [_call(c.neg, jax.lax.neg, q)],
+        c.convert_element_type: [_call(c.convert_element_type, lambda a: jax.lax.convert_element_type(a, "bfloat16"), q)],
+    }
+
+
+_ROWS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+
+
+def subjects() -> list[Any]:
+    """Every shipped type and op as laws take them, each example of an op on a primitive by itself."""
+    out = [s for c in types() for s in laws.subjects(c)]
+    examples = given()
+    for op in ops():
+        if op in examples:
+            for call in examples[op]:
+                (s,) = laws.subjects(None, [op], examples={op: [call]})
+                out.append(_named(s, f"{op.name}({', '.join(type(x).__name__ for x in call.args)})"))
+        elif op.primitive is None:
+            out += [_named(s, s.name) for s in laws.subjects(None, [op])]
+    return out
+
+
+def _named(subject: Any, name: str) -> Any:
+    return dataclasses.replace(subject, name=name.replace("ArrayImpl", "Array").replace("|", " or "))
+
+
+def ops() -> list[Any]:
+    """All ops, by name."""
+    found = [o for m in modules() for o in vars(m).values() if isinstance(o, Op)]
+    return sorted(dict.fromkeys(found), key=lambda o: (o.primitive is not None, o.name))
+
+
+# --- the cells where laws have nothing to say --------------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "laws.md"
+ALL = "all ops"
+BEGIN, END = "<!-- not applicable: made by a program -->\n", "<!-- end of not applicable -->"
+
+
+def cells(subject: Any) -> list[Any]:
+    """What all laws say of a subject, each on its plainest example."""
+    out = []
+    for law in laws.LAWS.values():
+        if law.kind == subject.kind:
+            with laws.settled():
+                out.append(laws.check_cell(law, subject, 0, ("plain",)))
+    return out
+
+
+def not_applicable() -> set[tuple[str, str]]:
+    """The law and the subject of each cell that the page lists."""
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    rows = [line[2:-2].split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    every = [s.name for s in subjects() if s.kind == "op"]
+    named = lambda text: every if text == ALL else re.findall(r"`([^`]+)`", text)
+    return {(law, of) for these, ofs, _ in rows for law in named(these) for of in named(ofs)}
+
+
+def table(found: list[Any]) -> str:
+    """Rows of laws, subjects and the reason that they share."""
+    silent = [c for c in found if c.status == "not applicable"]
+    by: dict[tuple[str, str], list[str]] = {}  # the subjects of a law and a reason
+    for c in silent:
+        by.setdefault((c.law, c.why), []).append(c.subject)
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the laws of a reason and its subjects
+    for (law, why), of in by.items():
+        rows.setdefault((why, tuple(of)), []).append(law)
+    lines = ["| law | of | why |", "| --- | --- | --- |"]
+    every = tuple(dict.fromkeys(c.subject for c in found if laws.LAWS[c.law].kind == "op"))
+    for (why, of), names in rows.items():
+        whose = ALL if of == every else ", ".join(f"`{s}`" for s in of)
+        lines.append(f"| {', '.join(f'`{n}`' for n in names)} | {whose} | {why} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    found = []
+    for s in subjects():
+        found += cells(s)
+        print(s.name, [f"{c.law}: {c.why}" for c in found if c.subject == s.name and c.status == "fail"] or "", flush=True)
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table(found)}\n{END}{rest.partition(END)[2]}")
+    return sum(c.status == "fail" for c in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""All that is shipped keeps all laws, and the page says which have nothing to say of what, and why."""
+
+import _shipped
+import pytest
+
+import typax.laws as laws
+
+SUBJECTS = _shipped.subjects()
+CORE = {"QArray", "Sum", "Tup", "LowRank", "quantize", "matmul(Float[Array, '*b k'], Float[QArray, 'k n'])"}
+SILENT = _shipped.not_applicable()
+
+
+@pytest.mark.parametrize(
+    "subject", [pytest.param(s, id=s.name, marks=[pytest.mark.core] * (s.name in CORE)) for s in SUBJECTS]
+)
+def test_all_laws(subject):
+    cells = _shipped.cells(subject)
+    broken = [f"{c.law}: {c.why} ({c.example})" for c in cells if c.status == "fail"]
+    assert not broken, broken
+    silent = {(c.law, c.subject) for c in cells if c.status == "not applicable"}
+    told = {(law, of) for law, of in SILENT if of == subject.name}
+    assert silent == told, "docs/laws.md is stale: run `make laws`"
+
+
+def test_the_page_speaks_of_what_there_is():
+    names = {s.name: s.kind for s in SUBJECTS}
+    for law, of in SILENT:
+        assert laws.LAWS[law].kind == names[of]
