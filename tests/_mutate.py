@@ -520,7 +520,7 @@ def _wrong_axis(plain: Any) -> Any:
 def mutants() -> list[Mutant]:
     """All of them, in the order of the shipped types and ops."""
     found: list[Mutant] = []
-    for s in _shipped.subjects():
+    for s in _shipped.mutated():
         found += of_type(s.what) if s.kind == "type" else of_op(s)
     return found
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import typax
 import typax.laws as laws
 from typax import Op, Value, quantize
+from typax.quantized import Quantized
 
 
 def modules() -> list[Any]:
@@ -30,7 +31,7 @@ def modules() -> list[Any]:
 def types() -> list[Any]:
     """All value classes of one's own modules that stand for something one can build: not those of tangents."""
     found = [c for m in modules() for c in vars(m).values() if isinstance(c, type) and issubclass(c, Value)]
-    own = [c for c in dict.fromkeys(found) if c is not Value and not c.__module__.startswith("typax._")]
+    own = [c for c in dict.fromkeys(found) if c not in (Value, Quantized) and not c.__module__.startswith("typax._")]
     return sorted(own, key=lambda c: c.__name__)
 
 
@@ -43,6 +44,19 @@ def _floats(*shape: int, shift: float = 0.0) -> Any:
 
 def _quantized(*shape: int) -> list[Any]:
     return [quantize(_floats(*shape, shift=k)) for k in (0.0, 1.0, 2.0)]
+
+
+FORMATS = {
+    "int4 in groups": {"format": "int4", "group": 2},
+    "int4 with zero points": {"format": "int4", "group": 2, "zero_point": True},
+    "nf4": {"format": "nf4", "group": 4},
+    "mxfp8": {"format": "mxfp8", "group": 32},
+}
+"""Formats of the general class of quantized arrays, and how the page names them."""
+
+
+def _formatted(how: dict[str, Any]) -> list[Any]:
+    return [quantize(_floats(2, max(4, how["group"]), shift=k), **how) for k in (0.0, 1.0, 2.0)]
 
 
 def _columns(*shape: int) -> list[Any]:
@@ -78,12 +92,14 @@ def given() -> dict[Any, list[Any]]:
 
     q, qc, low, sums = _quantized(2, 4), _columns(2, 4), _low(2, 4), _sums(2, 4)
     x, y = ([_floats(*s, shift=k) for k in (0.0, 1.0, 2.0)] for s in ((6, 2), (4, 6)))
+    rounded = [((_floats(2, 4),), {}), *(((_floats(2, max(4, how["group"])),), how) for how in FORMATS.values())]
     product = lambda a, b: jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())))
     square = _quantized(4, 4)
     dot = [(x, q), (x, qc), (q, y), (square, square), (x, low), (low, y), (x, sums), (sums, y)]
     turn = lambda a: jax.lax.transpose(a, (1, 0))
     rows = [jnp.array([[k], [0]]) for k in (1, 0, 1)]
     return {
+        quantize: [laws.Call(None, args, (args, args), statics) for args, statics in rounded],
         c.dot_general: [_call(c.dot_general, product, *o) for o in dot],
         c.transpose: [_call(c.transpose, turn, o) for o in (q, qc, low, sums)],
         c.gather: [_call(c.gather, lambda a, i: jax.lax.gather(a, i, _ROWS, (1, 4), mode="clip"), q, rows)],
@@ -104,15 +120,26 @@ _ROWS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0
 def subjects() -> list[Any]:
     """Every shipped type and op as laws take them, each example of an op on a primitive by itself."""
     out = [s for c in types() for s in laws.subjects(c)]
+    for name, how in FORMATS.items():
+        values = _formatted(how)
+        (s,) = laws.subjects(type(values[0]), examples=[laws.Values(values[0], tuple(values[1:]))])
+        out.append(_named(s, name))
     examples = given()
     for op in ops():
         if op in examples:
             for call in examples[op]:
                 (s,) = laws.subjects(None, [op], examples={op: [call]})
-                out.append(_named(s, f"{op.name}({', '.join(type(x).__name__ for x in call.args)})"))
+                shown = [f"{k}={v}" for k, v in call.statics.items()] if op is quantize else []
+                shown = [type(x).__name__ for x in call.args] + shown
+                out.append(_named(s, f"{op.name}({', '.join(shown)})"))
         elif op.primitive is None:
             out += [_named(s, s.name) for s in laws.subjects(None, [op])]
     return out
+
+
+def mutated() -> list[Any]:
+    """Those of which mutants are made: the formats are all of one class, of which that of `QArray` stands for all."""
+    return [s for s in subjects() if s.name not in FORMATS and "format=" not in s.name]
 
 
 def _named(subject: Any, name: str) -> Any:

@@ -212,27 +212,30 @@ def test_values(name, op, wrap):
 
 
 @floats
-@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
-def test_gradients(name, op, wrap):
+def test_derivatives(name, op):
+    """Gradients, also of a checkpoint, tangents and Hessian-vector products, all in one program."""
     case = CASES[name]
     loss, on_parts, parts, x = losses(case, op)
-    g, gx = jax.grad(wrap(loss), (0, 1))(case.value, x)
-    want, want_x = jax.grad(on_parts, (0, 1))(parts, x)
-    same((moving_parts(case, g), gx), (want, want_x))
 
+    def gradient(of, v, x):
+        return jax.grad(of, (0, 1))(v, x)
 
-@floats
-def test_forward_mode_and_hessian_vector_products(name, op):
-    case = CASES[name]
-    loss, on_parts, parts, x = losses(case, op)
-    g, gx = jax.grad(loss, (0, 1))(case.value, x)
-    t = case.tangent(g)
-    primal, some = (case.value, x), (parts, x)
-    move, move_parts = (t, gx), (moving_parts(case, t), gx)
-    same(jax.jvp(loss, primal, move)[1], jax.jvp(on_parts, some, move_parts)[1])
-    _, (hg, hx) = jax.jvp(jax.grad(loss, (0, 1)), primal, move)
-    _, (want, want_x) = jax.jvp(jax.grad(on_parts, (0, 1)), some, move_parts)
-    same((moving_parts(case, hg), hx), (want, want_x), 1e-2)
+    @jax.jit
+    def derivatives(v, parts, x):
+        g, gx = gradient(loss, v, x)
+        t = case.tangent(g)
+        move, move_parts = (t, gx), (moving_parts(case, t), gx)
+        _, (hg, hx) = jax.jvp(lambda v, x: gradient(loss, v, x), (v, x), move)
+        _, (want, want_x) = jax.jvp(lambda p, x: gradient(on_parts, p, x), (parts, x), move_parts)
+        firsts = (g, gx), gradient(jax.checkpoint(loss), v, x), gradient(on_parts, parts, x)
+        slopes = jax.jvp(loss, (v, x), move)[1], jax.jvp(on_parts, (parts, x), move_parts)[1]
+        return firsts, slopes, ((hg, hx), (want, want_x))
+
+    ((g, gx), (cg, cx), want), slopes, ((hg, hx), second) = derivatives(case.value, parts, x)
+    same((moving_parts(case, g), gx), want)
+    same((moving_parts(case, cg), cx), want)
+    same(*slopes)
+    same((moving_parts(case, hg), hx), second, 1e-2)
 
 
 @every
@@ -245,24 +248,27 @@ def test_mapped(name, op):
     arrays = jax.vmap(case.stands_for)(*stacked)
     np.testing.assert_array_equal(dense(values), arrays)
     xs = jnp.stack([x, x[::-1], x])
-    one, d = case.value, case.stands_for(*case.parts)
-    last = xs.ndim - 1
-    for axes, hi, lo, operand in (
-        ((0, None), values, arrays, x),
-        ((0, 0), values, arrays, xs),
-        ((0, last), values, arrays, jnp.moveaxis(xs, 0, -1)),
-        ((None, 0), one, d, xs),
-    ):
-        close(dense(jax.vmap(f, axes)(hi, operand)), jax.vmap(plain, axes)(lo, operand), 1e-3)
     twice = jax.vmap(jax.vmap(case.build))(*(jnp.stack([s, s[::-1]]) for s in stacked))
+    of = ((0, None), (0, 0), (0, xs.ndim - 1), (None, 0))
+
+    def mapped(f, many, one, two):
+        operands = (many, x), (many, xs), (many, jnp.moveaxis(xs, 0, -1)), (one, xs)
+        single = [dense(jax.vmap(f, axes)(*args)) for axes, args in zip(of, operands, strict=True)]
+        nested = [dense(jax.vmap(jax.vmap(f, (0, None)), outer)(two, x)) for outer in ((0, None), (1, None))]
+        return single + nested
+
+    @jax.jit
+    def both(values, arrays, one, d, twice, two):
+        return mapped(f, values, one, twice), mapped(plain, arrays, d, two)
+
     two = jnp.stack([arrays, arrays[::-1]])
-    for outer in ((0, None), (1, None)):
-        nested = lambda f, outer=outer: jax.vmap(jax.vmap(f, (0, None)), outer)
-        close(dense(nested(f)(twice, x)), nested(plain)(two, x), 1e-3)
+    got, want = both(values, arrays, case.value, case.stands_for(*case.parts), twice, two)
+    same(got, want)
     if case.moving:
         loss = losses(case, op)[0]
         g = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(values, x)
-        each = [jax.grad(loss)(case.build(*(s[k] for s in stacked)), x) for k in range(3)]
+        one = jax.jit(jax.grad(loss))
+        each = [one(case.build(*(s[k] for s in stacked)), x) for k in range(3)]
         want = jax.tree.map(lambda *a: jnp.stack(a), *(moving_parts(case, e) for e in each))
         same(moving_parts(case, g), want)
 
@@ -272,15 +278,16 @@ def test_in_loops(name, op):
     case = CASES[name]
     f, plain, x = case.ops[op]
     values = jax.vmap(case.build)(*(jnp.stack([p, p, p]) for p in case.parts))
+    want = jax.jit(plain)(case.stands_for(*case.parts), x)
     _, ys = jax.jit(lambda vs: jax.lax.scan(lambda c, v: (c, f(v, x)), 0.0, vs, length=3))(values)
-    close(dense(ys), jnp.stack([plain(case.stands_for(*case.parts), x)] * 3), 1e-4)
+    close(dense(ys), jnp.stack([want] * 3), 1e-4)
     v, _ = jax.lax.scan(lambda v, _: (v, f(v, x)), case.value, None, length=2)
     np.testing.assert_array_equal(dense(v), dense(case.value))
     if case.moving:
         loss, on_parts, parts, _ = losses(case, op)
         total = lambda vs, x: jax.lax.scan(lambda c, v: (c + loss(v, x), None), 0.0, vs, length=3)[0]
-        g, gx = jax.grad(total, (0, 1))(values, x)
-        want, want_x = jax.grad(on_parts, (0, 1))(parts, x)
+        g, gx = jax.jit(jax.grad(total, (0, 1)))(values, x)
+        want, want_x = jax.jit(jax.grad(on_parts, (0, 1)))(parts, x)
         same((moving_parts(case, g), gx), (jax.tree.map(lambda w: jnp.stack([w] * 3), want), 3 * want_x), 1e-2)
 
 

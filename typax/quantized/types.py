@@ -122,6 +122,8 @@ def _check(ty: QuantizedType) -> None:
     who, f = ty.decl.name, ty.of_format
     codes, scale = ty.leaves[0], ty.leaves[1]
     group = row_group(ty.groups)
+    if ty.static("bits") != f.bits:
+        raise TypeError(f"{who}: codes of {f.name} have {f.bits} bits, got bits={ty.static('bits')}")
     if codes.dtype != f.storage:
         raise TypeError(f"{who}: codes of {f.name} are {f.storage}, got {codes}")
     if group and codes.shape[-1] != (want := packing.width(f, group)):
