@@ -517,11 +517,12 @@ def _wrong_axis(plain: Any) -> Any:
 # --- the tables ----------------------------------------------------------------------------------------------------
 
 
-def mutants() -> list[Mutant]:
-    """All of them, in the order of the shipped types and ops."""
+def mutants(names: Any = None) -> list[Mutant]:
+    """All of them, in the order of the shipped types and ops; or those of the subjects with these names."""
     found: list[Mutant] = []
     for s in _shipped.mutated():
-        found += of_type(s.what) if s.kind == "type" else of_op(s)
+        if names is None or s.name in names:
+            found += of_type(s.what) if s.kind == "type" else of_op(s)
     return found
 
 
@@ -548,7 +549,8 @@ def counts(found: list[Mutant]) -> dict[str, int]:
 
 def table(found: list[Mutant], cells: list[Any]) -> str:
     """The kill table: for each mutation its mutants, the laws that found them first, and those that survive."""
-    lines = ["| mutation | mutants | found first by | survive |", "| --- | --- | --- | --- |"]
+    lines = [_shipped.told(list(dict.fromkeys(m.of for m in found))), ""]
+    lines += ["| mutation | mutants | found first by | survive |", "| --- | --- | --- | --- |"]
     for mutation, count in counts(found).items():
         own = [(m, c) for m, c in zip(found, cells, strict=True) if m.mutation == mutation]
         by: dict[str, int] = {}

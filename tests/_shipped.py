@@ -173,9 +173,19 @@ def not_applicable() -> set[tuple[str, str]]:
     """The law and the subject of each cell that the page lists."""
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = [line[2:-2].split(" | ") for line in table.splitlines() if line.startswith("| `")]
-    every = [s.name for s in subjects() if s.kind == "op"]
-    named = lambda text: every if text == ALL else re.findall(r"`([^`]+)`", text)
-    return {(law, of) for these, ofs, _ in rows for law in named(these) for of in named(ofs)}
+    every = sorted(named(BEGIN) & {s.name for s in subjects() if s.kind == "op"})
+    those = lambda text: every if text == ALL else re.findall(r"`([^`]+)`", text)
+    return {(law, of) for these, ofs, _ in rows for law in those(these) for of in those(ofs)}
+
+
+def told(names: list[str]) -> str:
+    """The line that names the subjects of a table."""
+    return f"Of {', '.join(f'`{n}`' for n in names)}:"
+
+
+def named(begin: str) -> set[str]:
+    """The subjects of the table with this mark."""
+    return set(re.findall(r"`([^`]+)`", PAGE.read_text().partition(begin)[2].partition("\n\n")[0]))
 
 
 def table(found: list[Any]) -> str:
@@ -187,7 +197,7 @@ def table(found: list[Any]) -> str:
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the laws of a reason and its subjects
     for (law, why), of in by.items():
         rows.setdefault((why, tuple(of)), []).append(law)
-    lines = ["| law | of | why |", "| --- | --- | --- |"]
+    lines = [told(list(dict.fromkeys(c.subject for c in found))), "", "| law | of | why |", "| --- | --- | --- |"]
     every = tuple(dict.fromkeys(c.subject for c in found if laws.LAWS[c.law].kind == "op"))
     for (why, of), names in rows.items():
         whose = ALL if of == every else ", ".join(f"`{s}`" for s in of)
