@@ -197,11 +197,10 @@ class ValueType(Partitioned, _jax.HiType):
         seen: dict[str, str] = {n: f"the static {n}" for n in env}
         todo = []
         for (c, leaf), mask in zip(self.fields, self.masks, strict=True):
-            if c.axes is None:
+            in_tangents = self.decl.is_record and isinstance(leaf, ValueType) and leaf.decl.is_record
+            if c.axes is None or in_tangents:  # a record in place of a component shows no axes but those of a stack
                 continue
             lead = sum(mask)
-            if self.decl.is_record and isinstance(leaf, ValueType) and leaf.decl.is_record:
-                continue  # tangents by components, in place of a component: they show no axes but those of a stack
             if _ndim(leaf) != lead + c.axes.rank:
                 raise TypeError(
                     f"{who}: component {c.name} has axes {str(c.axes)!r}, which does not fit {leaf} of rank {_ndim(leaf)}"
