@@ -1,13 +1,14 @@
 """Values on their way to the host: what a callback is given, what it gives back, and what is printed.
 
-A value crosses as its arrays, without a derivative (JAX's callbacks have none), and is put together again on the other side.
+A value crosses as its arrays, without a derivative (JAX's callbacks have none), and is put together again on the other side,
+over NumPy arrays: a callback computes with NumPy, since operations of JAX in one may wait for each other forever.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.experimental import io_callback as _io_callback
 
 from typax import _jax
@@ -42,7 +43,7 @@ class Carried:
         return cls(ty, los)
 
     def value(self) -> Any:
-        return self.ty.raise_val(*map(jnp.asarray, self.los))
+        return self.ty.raise_val(*map(np.asarray, self.los))
 
     def __repr__(self) -> str:
         return str(self.ty) if any(isinstance(x, _jax.Tracer) for x in self.los) else repr(self.value())
