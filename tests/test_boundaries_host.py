@@ -63,8 +63,9 @@ def test_callbacks_are_given_values_and_give_them():
     close(dense(jax.vmap(lambda q: ask(tup(q, X)))(stack)), 2 * dense(stack), 0.02)
     assert set(seen) == {"QArray"} and len(seen) == 6
 
-    at_once = lambda q: typax.pure_callback(lambda q: (q.qvalue * q.scale[..., None]).sum((-1, -2)), jax.ShapeDtypeStruct((), "float32"), q,
-                                            vmap_method="expand_dims")  # fmt: skip
+    summed = lambda q: (q.qvalue * q.scale[..., None]).sum((-1, -2))
+    scalar = jax.ShapeDtypeStruct((), "float32")
+    at_once = lambda q: typax.pure_callback(summed, scalar, q, vmap_method="expand_dims")
     close(jax.vmap(at_once)(stack), dense(stack).sum((1, 2)))
     wrong = lambda q: typax.pure_callback(lambda q: q.scale, jax.typeof(q), q)
     with pytest.raises(Exception, match=r"a callback gives ndarray where q8\[3,2\] was announced"):
