@@ -36,6 +36,7 @@ class Handler(ocp.StandardCheckpointHandler):
     """Orbax's standard handler, for trees with values: for ``ocp.Checkpointer(Handler())``; managers find it by `Save`."""
 
     async def async_save(self, directory: Any, item: Any = None, save_args: Any = None, args: Any = None) -> Any:
+        """Called by Orbax: write the components, and tell of their types."""
         told, leaves, found = _tree.describe(item if args is None else args.tree)
         arrays = {
             kept.name: _stored(kept, lo)
@@ -47,6 +48,7 @@ class Handler(ocp.StandardCheckpointHandler):
         return await super().async_save(directory, args=ocp.args.StandardSave(arrays, custom_metadata=meta))
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
+        """Called by Orbax: read what `Save` wrote."""
         args = args if args is not None else Restore()
         try:
             metadata = self.metadata(directory).custom_metadata
@@ -82,7 +84,9 @@ class Restore(ocp.args.CheckpointArgs):
     """How to restore, for ``args=`` of Orbax: see `load`."""
 
     sharding: Any = None
+    """Where to put the arrays."""
     like: Any = None
+    """A tree of the same structure."""
 
 
 def save(path: Any, tree: Any, *, force: bool = False) -> None:
