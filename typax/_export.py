@@ -163,7 +163,7 @@ def _derivative(f: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., 
 class Exported:
     """A program that takes and returns values: made by `typax.export`, or read by `typax.deserialize`.
 
-    ``exported`` is what ``jax.export`` made: it takes and returns the components. `in_types` is the tree ``(args, kwargs)`` of
+    ``exported`` is what ``jax.export`` made: it takes and returns components. `in_types` is the tree ``(args, kwargs)`` of
     the types of the arguments, and `out_types` that of the results; without shardings, which the arguments bring.
     """
 
