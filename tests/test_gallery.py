@@ -467,7 +467,7 @@ def test_a_page_is_short_and_on_the_public_api(page):
             assert not node.attr.startswith("_"), ast.unparse(node)
 
 
-def test_the_pages_are_the_nine_of_the_readme():
+def test_the_pages_are_the_ten_of_the_readme():
     readme = (PAGES[0].parent / "README.md").read_text()
-    assert len(PAGES) == 9 and all(f"[{p.stem}]({p.name})" in readme for p in PAGES)
+    assert len(PAGES) == 10 and all(f"[{p.stem}]({p.name})" in readme for p in PAGES)
     assert code_lines('"""Told."""\n\nx = 1  # one\n# none\ny = (\n    2\n)\n') == 4

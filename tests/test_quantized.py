@@ -11,7 +11,8 @@ import pytest
 
 import typax
 import typax.laws
-from typax.quantized import Format, Quantized, contract, formats
+from gallery.int3 import INT3
+from typax.quantized import Format, Quantized, contract, error, fake, formats
 
 CASES = [(name, False) for name in formats() if name not in ("nf4_double", "dynamic8")]
 CASES += [(name, True) for name in ("int8", "uint8", "int4", "uint4")]
@@ -374,3 +375,59 @@ def test_the_dense_array_is_never_made():
         program = jax.jit(typax.matmul).lower(x, q).as_text()
         sizes = re.findall(r"tensor<([0-9x]+)x(?:f32|bf16)>", program)
         assert sizes and max(int(np.prod([int(n) for n in s.split("x")])) for s in sizes) <= 1 << 18, name
+
+
+# --- formats of one's own, errors, training -----------------------------------------------------------------------------
+
+
+def test_a_format_of_ones_own():
+    x, w = (
+        jnp.asarray(np.random.default_rng(s).normal(size=n).astype(np.float32)) for s, n in ((11, (3, 70)), (12, (70, 10)))
+    )
+    q = typax.quantize(w, INT3, axis=0)
+    assert str(jax.typeof(q)) == "q3t[70,10]" and q.qvalue.shape == (3, 10, 12) and q.scale.dtype == jnp.float16
+    rows = np.zeros((96, 10), np.float32)
+    rows[:70] = w
+    rows = rows.reshape(3, 32, 10).swapaxes(1, 2)
+    s = np.maximum(np.abs(rows).max(-1) * np.float32(1 / 3), np.float32(2.0**-14)).astype(np.float16).astype(np.float32)
+    codes = np.rint(np.clip(rows * (1 / s)[..., None], -3, 3))
+    want = (codes * s[..., None]).swapaxes(1, 2).reshape(96, 10)[:70] + 0.0  # integers have no -0
+    same_bits(np.asarray(typax.dense(q)), want)
+    bits = (codes.astype(np.int64) & 7) @ (1 << 3 * np.arange(32, dtype=object)).astype(object)
+    assert bytes(np.asarray(q.qvalue)[1, 2]) == int(bits[1, 2]).to_bytes(12, "little")
+    close(typax.matmul(x, q), x @ typax.dense(q), x, typax.dense(q))
+    assert jax.typeof(pickle.loads(pickle.dumps(q))) == jax.typeof(q)
+
+
+def test_error():
+    x = np.array([[1.0, 0.5, 0.001, 0.0, 4.0, np.nan, 2.0, -3.0]], np.float32)
+    e = error(x, "int8", scale=np.float32(2.0 / 127))
+    assert e.max == 0 and e.saturated == 0  # NaN makes its group NaN: nothing is left to count
+    e = error(x[:, :5], "int8", scale=np.float32(2.0 / 127))
+    assert e.max == 2.0 and e.saturated == 0.2 and e.zeroed == 0.2 and 0.89 < e.rms < 0.9
+    e = error(np.random.default_rng(13).normal(size=(64, 256)), "int8")
+    assert 38 < e.sqnr < 45 and e.saturated == 0
+    assert error(x[:, :5], "mxfp4").sqnr < error(x[:, :5], "mxfp8").sqnr
+    assert error(np.zeros((2, 3)), "nf4") == (0, 0, 0, 0, 0)
+
+
+@cases
+def test_training_sees_what_is_stored(name, zero_point):
+    x = jnp.asarray(rows()[12:16])
+    f = jax.jit(jax.value_and_grad(lambda x: jnp.vdot(fake(x, name, zero_point=zero_point), 3 * x)))
+    seen = jax.jit(lambda x: fake(x * 1, name, zero_point=zero_point))(x)
+    stored = pickle.loads(pickle.dumps(typax.quantize(np.asarray(x), name, zero_point=zero_point)))
+    same_bits(np.asarray(seen), np.asarray(typax.dense(stored)))
+    np.testing.assert_allclose(f(x)[1], 3 * x + 3 * seen, rtol=1e-6)
+
+
+def test_clipped_gradients():
+    x = jnp.array([[0.5, 3.0, -5.0, 1.9]])
+    g = jax.grad(lambda x: jnp.sum(fake(x, "int8", scale=np.float32(2 / 127), gradient="clipped")))(x)
+    assert g.tolist() == [[1, 0, 0, 1]]
+    g = jax.grad(
+        lambda x: jnp.sum(fake(x, "uint8", scale=np.float32(1 / 64), zero_point=np.uint8(128), gradient="clipped"))
+    )(x)
+    assert g.tolist() == [[1, 0, 0, 1]]
+    with pytest.raises(ValueError, match='gradient=\'soft\'; it is "straight" or "clipped"'):
+        fake(x, gradient="soft")

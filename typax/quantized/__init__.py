@@ -10,11 +10,13 @@
 from typax.quantized.format import Floats, Format, Integers, Scale, Table, formats
 from typax.quantized.ggml import Ggml, of_blocks, quantize_ggml
 from typax.quantized.given import from_codes
+from typax.quantized.measure import Error, error, fake, limits
 from typax.quantized.products import along, matmul
 from typax.quantized.quantizing import quantize
 from typax.quantized.types import QArray, QColumns, Quantized, QuantizedType, accumulated, times
 
 __all__ = [
-    "Floats", "Format", "Ggml", "Integers", "QArray", "QColumns", "Quantized", "QuantizedType", "Scale", "Table",
-    "accumulated", "along", "formats", "from_codes", "matmul", "of_blocks", "quantize", "quantize_ggml", "times",
+    "Error", "Floats", "Format", "Ggml", "Integers", "QArray", "QColumns", "Quantized", "QuantizedType", "Scale", "Table",
+    "accumulated", "along", "error", "fake", "formats", "from_codes", "limits", "matmul", "of_blocks", "quantize",
+    "quantize_ggml", "times",
 ]  # fmt: skip

@@ -31,6 +31,11 @@ class Integers:
         return float(self.high)
 
     @property
+    def least(self) -> float:
+        """The least number without a zero point."""
+        return -self.largest if self.low < 0 else 0.0
+
+    @property
     def gap(self) -> float:
         """The largest distance of two neighbours."""
         return 1.0
@@ -45,6 +50,10 @@ class Floats:
     @property
     def largest(self) -> float:
         return float(jnp.finfo(self.dtype).max)
+
+    @property
+    def least(self) -> float:
+        return -self.largest
 
     @property
     def gap(self) -> float:
@@ -67,6 +76,10 @@ class Table:
     @property
     def largest(self) -> float:
         return max(map(abs, self.values))
+
+    @property
+    def least(self) -> float:
+        return -self.largest if self.signed else self.values[0]
 
     @property
     def gap(self) -> float:

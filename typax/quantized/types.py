@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Float32, Int8, Shaped
 
 from typax._spec import Pspec
@@ -308,6 +309,21 @@ def in_units(q: Any) -> Any:
     ones = jnp.ones(codes_of(q).shape, jnp.float32)
     rows = rounding.scaled(ty.of_format.scale.dtype, ones, scale_of(q))
     return layout.merge(rows, all_groups(ty), (0,) * ty.n_batch + ty.padding)
+
+
+def limits_of(q: Any) -> tuple[Any, Any]:
+    """For each entry of what a value stands for, the least and the largest number of its codes."""
+    ty, f = q._type, q._type.of_format
+    ones, missing = jnp.ones(codes_of(q).shape, jnp.float32), (0,) * ty.n_batch + ty.padding
+    low, high = f.codes.least, f.codes.largest
+    if ty.extra == "z":
+        z = _over_rows(q, q.zero_point).astype(jnp.float32)
+        ends: tuple[Any, Any] = (ones * (f.codes.low - z), ones * (high - z))
+    else:
+        ends = (ones * np.float32(low), ones * np.float32(high))
+    rows = (rounding.scaled(f.scale.dtype, e, scale_of(q)) for e in ends)
+    low, high = (layout.merge(r, all_groups(ty), missing) for r in rows)
+    return low, high
 
 
 # --- making values ---------------------------------------------------------------------------------------------------
