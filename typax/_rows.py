@@ -10,6 +10,7 @@ Else an implementation refuses, and says with which numbers; then `typax.lift` m
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Integer
@@ -29,7 +30,7 @@ def _parts(q: Any) -> Parts:
     if isinstance(scale, Quantized):
         inner: Any = scale
         nested = _parts(inner)
-        scale = Parts(nested.qvalue, nested.scale, nested.zero_point, nested.offset, all_groups(inner._type))
+        scale = Parts(nested.qvalue, nested.scale, nested.zero_point, nested.offset, all_groups(jax.typeof(inner)))
     return Parts(q.qvalue, scale, getattr(q, "zero_point", None), getattr(q, "offset", None))
 
 
