@@ -40,18 +40,17 @@ def by_version(cells: Any, versions: list[str]) -> dict[str, str]:
 
 
 def store(version: str, cells: dict[str, dict[str, str]]) -> None:
-    """Put the cells of one JAX into the file; a row that needs what is not installed keeps the cell it had."""
+    """Put the cells of one JAX into the file; a row that needs what is not installed keeps what it had."""
     old, rows = read(), {}
     versions = sorted({*old["versions"], version}, key=number)
     for key in load():
         rows[key] = {}
         for side in SIDES:
             known = by_version(old["rows"].get(key, {}).get(side, {}), old["versions"])
-            new = cells[side][key]
-            if new.startswith("absent") and version in known:
-                new = known[version]
-            known = {v: (new if v == version else known.get(v, "not run")) for v in versions}
-            rows[key][side] = new if len(set(known.values())) == 1 else known
+            if not (new := cells[side][key]).startswith("absent"):
+                known = known | {version: new}
+            same = set(known.values())
+            rows[key][side] = same.pop() if len(same) == 1 else {v: known[v] for v in versions if v in known}
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(sides)}" for key, sides in rows.items())
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(f'{{"versions": {json.dumps(versions)},\n"rows": {{\n{lines}\n}}}}\n')
@@ -60,9 +59,8 @@ def store(version: str, cells: dict[str, dict[str, str]]) -> None:
 def expected(key: str, side: str, version: str) -> str:
     """The cell of a row; on a JAX that is not in the file, that of the newest one."""
     data = read()
-    cells = data["rows"].get(key, {}).get(side, "not run")
-    versions = data["versions"]
-    return by_version(cells, versions)[version if version in versions else versions[-1]]
+    cells = by_version(data["rows"][key][side], data["versions"])
+    return cells.get(version, cells[max(cells, key=number)])
 
 
 def verdict(cell: str) -> str:
@@ -89,7 +87,7 @@ def _shown(cells: Any, versions: list[str], said: bool) -> str:
     if isinstance(cells, str):
         return _escaped(one(cells))
     groups: dict[str, list[str]] = {}
-    for v in versions:
+    for v in filter(cells.get, versions):
         groups.setdefault(one(cells[v]), []).append(v)
     if len(groups) == 1:
         return _escaped(next(iter(groups)))

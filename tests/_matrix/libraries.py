@@ -1,13 +1,14 @@
-"""Real libraries: optax, Equinox, Flax NNX and Linen, Orbax."""
+"""Real libraries: optax, Equinox, Flax NNX and Linen, Orbax. How each is called on a side is said in `on_libraries`."""
 
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from _matrix import need, row
-from _matrix.sides import W, X
+from _matrix.sides import W, X, fake
 
 
 def params(s: Any) -> Any:
@@ -20,27 +21,60 @@ def loss(s: Any, p: Any) -> Any:
 
 def opened(s: Any, p: Any) -> Any:
     """A tree of parameters as arrays."""
-    return jax.tree.map(lambda x: s.dense(x) if isinstance(x, s.Q) and not s.is_plain else x, p)
+    return jax.tree.map(lambda x: s.dense(x) if isinstance(x, s.Q) and not s.is_plain else jnp.asarray(x), p)
+
+
+def on_libraries(s: Any) -> Any:
+    """What a side writes where a library meets its values: the library's own, or what typax has for it."""
+    if s.name == "typax":
+        import typax
+
+        return SimpleNamespace(
+            optimizer=typax.optimizer,
+            zeros=typax.tangent_zeros,
+            apply=typax.apply_updates,
+            eqx=lambda: need("typax.equinox"),
+            nnx=lambda: need("typax.flax"),
+            orbax=lambda: need("typax.io.orbax"),
+        )
+    optax = need("optax")
+
+    def apply(p: Any, updates: Any) -> Any:
+        p = optax.apply_updates(p, updates)
+        return p | {"q": fake(p["q"])} if s.is_plain else p  # a step ends on the grid
+
+    return SimpleNamespace(optimizer=lambda tx: tx, zeros=optax.tree.zeros_like, apply=apply, eqx=lambda: need("equinox"))
 
 
 def trained(s: Any, transform: Any) -> Any:
     """Two steps of an optimizer."""
-    p = params(s)
-    state = s.init(transform, p)
+    lib, p = on_libraries(s), params(s)
+    tx = lib.optimizer(transform)
+    state = tx.init(p)
     for _ in range(2):
         g = jax.grad(lambda p: loss(s, p))(p)
-        p, state = s.stepped(transform, p, g, state)
+        updates, state = tx.update(g, state, p)
+        p = lib.apply(p, updates)
     return opened(s, p)
 
 
-@row("optax.adam")
+@row("optax.adam, init")
+def _(s: Any) -> Any:
+    tx = on_libraries(s).optimizer(need("optax").adam(0.1))
+    return [x for x in jax.tree.leaves(tx.init(params(s))) if jnp.ndim(x)]
+
+
+@row("optax.adam, two steps")
 def _(s: Any) -> Any:
     return trained(s, need("optax").adam(0.1))
 
 
-@row("optax.sgd and apply_updates")
+@row("optax.apply_updates")
 def _(s: Any) -> Any:
-    return trained(s, need("optax").sgd(0.1))
+    p = params(s)
+    updates = jax.tree.map(lambda g: -0.1 * g, jax.grad(lambda p: loss(s, p))(p))
+    need("optax")
+    return opened(s, on_libraries(s).apply(p, updates))
 
 
 @row("optax.adamw, which reads the parameters")
@@ -48,13 +82,13 @@ def _(s: Any) -> Any:
     return trained(s, need("optax").adamw(0.1, weight_decay=0.3))
 
 
-@row("optax.tree zeros_like of the parameters")
+@row("optax.tree.zeros_like of the parameters")
 def _(s: Any) -> Any:
-    zeros = s.zeros(params(s))
-    return opened(s, zeros)
+    need("optax")
+    return opened(s, on_libraries(s).zeros(params(s)))
 
 
-@row("optax.masked and frozen parameters")
+@row("optax.masked, a frozen value")
 def _(s: Any) -> Any:
     optax = need("optax")
     labels = {"q": "frozen", "b": "trained"}
@@ -63,17 +97,22 @@ def _(s: Any) -> Any:
 
 @row("equinox.filter_jit")
 def _(s: Any) -> Any:
-    eqx = need("equinox")
+    need("equinox")
+    return on_libraries(s).eqx().filter_jit(lambda t: s.matmul(X, t["q"]) + t["k"])({"q": s.w, "k": 2})
+
+
+@row("equinox.filter_jit, another value: not traced again")
+def _(s: Any) -> Any:
+    need("equinox")
     traced = []
-    f = s.filter_jit(lambda t: traced.append(0) or s.matmul(X, t["q"]) + t["k"])
-    del eqx
-    return f({"q": s.w, "k": 2}), f({"q": s.quantize(2 * W), "k": 2}), jnp.array(len(traced))
+    f = on_libraries(s).eqx().filter_jit(lambda t: traced.append(0) or s.matmul(X, t["q"]))
+    return f({"q": s.w}), f({"q": s.quantize(2 * W)}), jnp.array(len(traced))
 
 
 @row("equinox.filter_grad")
 def _(s: Any) -> Any:
     need("equinox")
-    return s.filter_grad(lambda p: loss(s, p))(params(s))
+    return on_libraries(s).eqx().filter_grad(lambda p: loss(s, p))(params(s))
 
 
 @row("equinox.apply_updates")
@@ -81,7 +120,8 @@ def _(s: Any) -> Any:
     need("equinox")
     p = params(s)
     g = jax.grad(lambda p: loss(s, p))(p)
-    return opened(s, s.eqx_apply_updates(p, jax.tree.map(lambda g: -0.1 * g, g)))
+    p = on_libraries(s).eqx().apply_updates(p, jax.tree.map(lambda g: -0.1 * g, g))
+    return opened(s, p | {"q": fake(p["q"])} if s.is_plain else p)
 
 
 @row("flax nnx.Optimizer")
@@ -93,7 +133,12 @@ def _(s: Any) -> Any:
             self.q, self.b = nnx.Param(s.w), nnx.Param(jnp.ones(4))
 
     model = Model()
-    return s.nnx_trained(nnx, optax.adam(0.1), model, lambda m: loss(s, {"q": m.q[...], "b": m.b[...]}))
+    lib = on_libraries(s)
+    make = lib.nnx().Optimizer if s.name == "typax" else nnx.Optimizer
+    optimizer = make(model, optax.adam(0.1), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(lambda m: loss(s, {"q": m.q[...], "b": m.b[...]}))(model))
+    q = model.q[...]
+    return (fake(q) if s.is_plain else s.dense(q)), model.b[...]
 
 
 @row("flax nnx.jit, split and merge")
@@ -104,8 +149,7 @@ def _(s: Any) -> Any:
         def __init__(self) -> None:
             self.q = nnx.Param(s.w)
 
-    graph, state = nnx.split(Model())
-    model = nnx.merge(graph, state)
+    model = nnx.merge(*nnx.split(Model()))
     return nnx.jit(lambda m, x: s.matmul(x, m.q[...]))(model, X)
 
 
@@ -121,21 +165,40 @@ def _(s: Any) -> Any:
     return Layer().apply({"params": {"q": s.w}}, X)
 
 
-@row("orbax StandardCheckpointer")
-def _(s: Any) -> Any:
+def kept(s: Any, make: str) -> Any:
+    """A tree saved and restored."""
     ocp = need("orbax.checkpoint")
     with tempfile.TemporaryDirectory() as folder:
-        return opened(s, s.orbax(ocp, ocp.StandardCheckpointer(), folder, params(s)))
+        if s.name == "typax":
+            lib = on_libraries(s).orbax()
+            lib.save(f"{folder}/tree", params(s))
+            return opened(s, lib.load(f"{folder}/tree"))
+        with getattr(ocp, make)() as checkpointer:
+            checkpointer.save(f"{folder}/tree", params(s))
+            if make == "StandardCheckpointer":
+                checkpointer.wait_until_finished()
+            return opened(s, checkpointer.restore(f"{folder}/tree"))
 
 
-@row("orbax PyTreeCheckpointer")
+@row("orbax StandardCheckpointer: save and restore")
 def _(s: Any) -> Any:
-    ocp = need("orbax.checkpoint")
-    with tempfile.TemporaryDirectory() as folder:
-        return opened(s, s.orbax(ocp, ocp.PyTreeCheckpointer(), folder, params(s)))
+    return kept(s, "StandardCheckpointer")
+
+
+@row("orbax PyTreeCheckpointer: save and restore")
+def _(s: Any) -> Any:
+    return kept(s, "PyTreeCheckpointer")
 
 
 @row("flax.serialization.to_bytes")
 def _(s: Any) -> Any:
     serialization = need("flax.serialization")
-    return opened(s, s.flax_bytes(serialization, params(s)))
+    if s.name == "typax":
+        import typax.io
+
+        with tempfile.TemporaryDirectory() as folder:
+            typax.io.save(f"{folder}/tree.safetensors", params(s))
+            return opened(s, typax.io.load(f"{folder}/tree.safetensors"))
+    return opened(s, serialization.from_bytes(params(s), serialization.to_bytes(params(s))))
+
+
