@@ -2,6 +2,7 @@
 
     python scripts/matrix.py --side typax WORD   the rows whose name holds the word, on this JAX, with tracebacks
     python scripts/matrix.py --write             both sides on this JAX, into tests/data/matrix.json and docs/limits.md
+    python scripts/matrix.py --write --side raw  one side
     python scripts/matrix.py --docs              docs/limits.md alone, from tests/data/matrix.json
 
 `make matrix` writes it on every supported JAX.
@@ -28,11 +29,16 @@ def run(side: str, words: list[str], trace: bool) -> dict[str, str]:
         _matrix.alone()
     here, plain = SIDES[side](), SIDES["plain"]()
     cells = {}
-    for r in _matrix.chosen(words):
+    rows = list(_matrix.chosen(words))
+    for r in (r for r in rows if r.kind != "processes"):
         began = time.perf_counter()
         cells[r.key] = _matrix.cell(r, here, plain, trace)
         if trace:
             print(f"{time.perf_counter() - began:6.2f} s  {r.key}\n          {cells[r.key]}", flush=True)
+    if any(r.kind == "processes" for r in rows):
+        from _matrix import processes
+
+        cells |= processes.cells(side, words)
     return cells
 
 
@@ -56,7 +62,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
-    if args.side:
+    if args.side and not args.write:
         cells = run(args.side, args.words, trace=not args.json)
         print(json.dumps(cells) if args.json else f"{sum(c == 'works' for c in cells.values())} of {len(cells)} work")
         return
@@ -65,7 +71,7 @@ def main() -> None:
     if args.write:
         import jax
 
-        cells = {side: in_process_of_its_own(side) for side in ("raw", "typax")}
+        cells = {side: in_process_of_its_own(side) for side in ([args.side] if args.side else _table.SIDES)}
         _table.store(jax.__version__, cells)
     if args.write or args.docs:
         _table.write_page()

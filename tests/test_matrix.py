@@ -10,7 +10,7 @@ import sys
 
 import jax
 import pytest
-from _matrix import _table, cell, load
+from _matrix import _table, cell, load, processes
 from _matrix.sides import SIDES
 
 ROWS = load()
@@ -21,13 +21,23 @@ def sides():
     return SIDES["typax"](), SIDES["plain"]()
 
 
-@pytest.mark.parametrize("key", ROWS)
+@pytest.mark.parametrize("key", [key for key, r in ROWS.items() if r.kind != "processes"])
 def test_a_call_through_typax(key, sides):
     got = cell(ROWS[key], *sides)
     if got.startswith("absent"):
         pytest.skip(f"{got.partition(' ')[2]} is not installed")
     want = _table.expected(key, "typax", jax.__version__)
     assert _table.verdict(got) == _table.verdict(want), f"{key}: {got}; expected: {want}. make matrix writes what is so"
+
+
+def test_calls_of_two_processes():
+    """They are given values over the devices of both, and each writes its part of a checkpoint."""
+    changed = {}
+    for key, got in processes.cells("typax").items():
+        want = _table.expected(key, "typax", jax.__version__)
+        if _table.verdict(got) != _table.verdict(want):
+            changed[key] = f"{got}; expected: {want}"
+    assert not changed
 
 
 def test_calls_through_raw_jax():

@@ -10,6 +10,7 @@ A row works on a side if it returns there what it returns on the plain one, numb
 that ought to fail; it is as it should be if that error comes, by class and by the remedy that its message names.
 """
 
+import contextlib
 import importlib
 import re
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-KINDS = ("jit", "autodiff", "mapping", "control", "sharding", "shardmap", "arrays", "types", "libraries")
+KINDS = ("jit", "autodiff", "mapping", "control", "sharding", "shardmap", "arrays", "types", "libraries", "processes")
 WIDTH = 110
 
 
@@ -108,10 +109,20 @@ def differ(got: Any, want: Any) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def quickly_compiled() -> Iterator[None]:
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 def cell(r: Row, side: Any, plain: Any, trace: bool = False) -> str:
-    """Run a row on a side."""
+    """Run a row on a side; nothing here runs for long, so that little is compiled for speed."""
     jax.config.update("jax_numpy_dtype_promotion", "standard" if r.kind == "libraries" else "strict")
-    with jax.set_mesh(None):
+    with quickly_compiled(), jax.set_mesh(None):
         try:
             got = jax.block_until_ready(r.run(side))
         except Absent as e:

@@ -23,6 +23,7 @@ TITLES = {
     "shardmap": "shard_map and collectives",
     "arrays": "What arrays do",
     "libraries": "Libraries",
+    "processes": "Two processes",
     "types": "Records, factors, other tangents",
 }
 
@@ -36,6 +37,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def by_version(cells: Any, versions: list[str]) -> dict[str, str]:
+    """The cells that are known: a row that needs what is not installed has none."""
     return dict.fromkeys(versions, cells) if isinstance(cells, str) else cells
 
 
@@ -47,10 +49,11 @@ def store(version: str, cells: dict[str, dict[str, str]]) -> None:
         rows[key] = {}
         for side in SIDES:
             known = by_version(old["rows"].get(key, {}).get(side, {}), old["versions"])
-            if not (new := cells[side][key]).startswith("absent"):
+            new = cells.get(side, {}).get(key, "absent")
+            if not new.startswith("absent"):
                 known = known | {version: new}
-            same = set(known.values())
-            rows[key][side] = same.pop() if len(same) == 1 else {v: known[v] for v in versions if v in known}
+            everywhere = len(known) == len(versions) and len(set(known.values())) == 1
+            rows[key][side] = known[version] if everywhere else {v: known[v] for v in versions if v in known}
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(sides)}" for key, sides in rows.items())
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(f'{{"versions": {json.dumps(versions)},\n"rows": {{\n{lines}\n}}}}\n')
@@ -60,7 +63,7 @@ def expected(key: str, side: str, version: str) -> str:
     """The cell of a row; on a JAX that is not in the file, that of the newest one."""
     data = read()
     cells = by_version(data["rows"][key][side], data["versions"])
-    return cells.get(version, cells[max(cells, key=number)])
+    return cells.get(version) or cells[max(cells, key=number)]
 
 
 def verdict(cell: str) -> str:
@@ -89,6 +92,8 @@ def _shown(cells: Any, versions: list[str], said: bool) -> str:
     groups: dict[str, list[str]] = {}
     for v in filter(cells.get, versions):
         groups.setdefault(one(cells[v]), []).append(v)
+    if not groups:
+        return "not run"
     if len(groups) == 1:
         return _escaped(next(iter(groups)))
     return "; ".join(f"{', '.join(vs)}: {_escaped(text)}" for text, vs in groups.items())
@@ -110,7 +115,7 @@ def counted(data: dict[str, Any], chosen: Any, side: str = "typax") -> tuple[int
     """How many of the chosen rows work on every version, and how many there are."""
     rows = [r for r in load().values() if chosen(r)]
     cells = [by_version(data["rows"][r.key][side], data["versions"]) for r in rows if r.key in data["rows"]]
-    return sum(set(c.values()) <= {"works"} for c in cells), len(cells)
+    return sum(set(c.values()) == {"works"} for c in cells), len(cells)
 
 
 def is_wanted(r: Row) -> bool:

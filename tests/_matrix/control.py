@@ -11,7 +11,6 @@ from jax import lax
 from _matrix import row
 from _matrix.sides import XS, X
 
-MASK = jnp.array([[True], [False]])
 
 
 def double(s: Any) -> Any:
@@ -148,20 +147,17 @@ def _(s: Any) -> Any:
     return [s.dense(pick(p)) for p in (True, False)]
 
 
+MASK = jnp.array([True, False, True, False])[:, None, None]
+
+
 @row("where, a mask of the batch axes")
 def _(s: Any) -> Any:
-    mask = jnp.array([True, False, True, False])
-    if s.is_plain:
-        return jnp.where(mask[:, None, None], s.stack, -s.stack)
-    return s.dense(s.where(mask, s.stack, s.quantize(-XS)))
+    return s.dense(s.where(MASK, s.stack, s.quantize(-XS)))
 
 
 @row("grad of where of values")
 def _(s: Any) -> Any:
-    mask = jnp.array([True, False, True, False])
-    full = mask[:, None, None] if s.is_plain else mask
-    f = lambda a, b: jnp.sum(s.dense(s.where(full, a, b)) ** 2)
-    return s.grad(f, (0, 1))(s.stack, s.quantize(-XS))
+    return s.grad(lambda a, b: jnp.sum(s.dense(s.where(MASK, a, b)) ** 2), (0, 1))(s.stack, s.quantize(-XS))
 
 
 @both("optimization_barrier", raw_jit=False, raw_eager=False)

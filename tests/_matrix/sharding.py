@@ -89,7 +89,7 @@ def _(s: Any) -> Any:
 
 @explicit("device_put(q, NamedSharding)")
 def _(s: Any) -> Any:
-    return seen(s, s.device_put(s.quantize(ROWS8), NamedSharding(jax.sharding.get_abstract_mesh(), jax.P("i"))))
+    return seen(s, s.device_put(s.quantize(ROWS8), NamedSharding(jax.sharding.get_mesh(), jax.P("i"))))
 
 
 @explicit("device_put(q)")
@@ -106,7 +106,7 @@ def _(s: Any) -> Any:
 
 @explicit("device_put(q, a value of shardings)")
 def _(s: Any) -> Any:
-    ns = lambda *parts: NamedSharding(jax.sharding.get_abstract_mesh(), jax.P(*parts))
+    ns = lambda *parts: NamedSharding(jax.sharding.get_mesh(), jax.P(*parts))
     given = ns("i") if s.is_plain else s.P("i") if s.name == "typax" else s.build(ns("i"), ns("i"))
     return seen(s, s.device_put(s.quantize(ROWS8), given))
 
@@ -133,7 +133,7 @@ def _(s: Any) -> Any:
     return *seen(s, s.jit(lambda q: s.reshard(q, jax.P("i")))(s.quantize(ROWS8))), g(s.quantize(ROWS8))
 
 
-@explicit("with_sharding_constraint under jit", limit=(ValueError | TypeError, "reshard"))
+@explicit("with_sharding_constraint under jit")
 def _(s: Any) -> Any:
     constraint = s.reshard if s.is_plain else s.with_sharding_constraint  # for arrays too: an explicit axis is no constraint
     return seen(s, s.jit(lambda q: constraint(q, jax.P("i")))(s.quantize(ROWS8)))
@@ -157,7 +157,7 @@ def _(s: Any) -> Any:
     return x, str(jax.typeof(x))
 
 
-@explicit("scan over a stack whose leading axis is partitioned")
+@explicit("scan over a stack whose leading axis is partitioned", limit=(ValueError, r"typax\.reshard"))
 def _(s: Any) -> Any:
     step = lambda c, q: (c + s.dense(q), s.dense(q))
     q = s.quantize(jax.device_put(XS, jax.P() if s.is_plain else jax.P("i")))  # JAX refuses it for arrays too
