@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
-def run(side: str, words: list[str], trace: bool) -> dict[str, str]:
-    """The cells of one side, in this process."""
+def run(side: str, words: list[str], trace: bool, refused: bool = False) -> dict[str, str]:
+    """The cells of one side, in this process; of those alone that are expected to be errors, with ``refused``."""
     import _matrix  # pyright: ignore[reportMissingImports]
     from _matrix.sides import SIDES  # pyright: ignore[reportMissingImports]
 
@@ -30,6 +30,8 @@ def run(side: str, words: list[str], trace: bool) -> dict[str, str]:
     here, plain = SIDES[side](), SIDES["plain"]()
     cells = {}
     rows = list(_matrix.chosen(words))
+    if refused:
+        rows = [r for r in rows if r.kind != "processes" and _table.expected(r.key, side) != "works"]
     for r in (r for r in rows if r.kind != "processes"):
         began = time.perf_counter()
         cells[r.key] = _matrix.cell(r, here, plain, trace)
@@ -58,21 +60,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", choices=["raw", "typax"])
     parser.add_argument("--json", action="store_true", help="print the cells of one side as JSON")
+    parser.add_argument("--refused", action="store_true", help="only the calls that are expected to be errors")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
     if args.side and not args.write:
-        cells = run(args.side, args.words, trace=not args.json)
+        cells = run(args.side, args.words, trace=not args.json, refused=args.refused)
         print(json.dumps(cells) if args.json else f"{sum(c == 'works' for c in cells.values())} of {len(cells)} work")
         return
     from _matrix import _table  # pyright: ignore[reportMissingImports]
 
     if args.write:
-        import jax
-
         cells = {side: in_process_of_its_own(side) for side in ([args.side] if args.side else _table.SIDES)}
-        _table.store(jax.__version__, cells)
+        _table.store(cells)
     if args.write or args.docs:
         _table.write_page()
     print(_table.summary())

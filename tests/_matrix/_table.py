@@ -3,10 +3,13 @@
 tests/data/matrix.json holds for each row and side one cell, or one for each version where they differ.
 """
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from _matrix import ROWS, Row, load
 
@@ -28,6 +31,7 @@ TITLES = {
 }
 
 
+@functools.cache
 def read() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.exists() else {"versions": [], "rows": {}}
 
@@ -41,8 +45,8 @@ def by_version(cells: Any, versions: list[str]) -> dict[str, str]:
     return dict.fromkeys(versions, cells) if isinstance(cells, str) else cells
 
 
-def store(version: str, cells: dict[str, dict[str, str]]) -> None:
-    """Put the cells of one JAX into the file; a row that needs what is not installed keeps what it had."""
+def store(cells: dict[str, dict[str, str]], version: str = jax.__version__) -> None:
+    """Put the cells of this JAX into the file; a row that needs what is not installed keeps what it had."""
     old, rows = read(), {}
     versions = sorted({*old["versions"], version}, key=number)
     for key in load():
@@ -56,11 +60,12 @@ def store(version: str, cells: dict[str, dict[str, str]]) -> None:
             rows[key][side] = known[version] if everywhere else {v: known[v] for v in versions if v in known}
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(sides)}" for key, sides in rows.items())
     FILE.parent.mkdir(exist_ok=True)
+    read.cache_clear()
     FILE.write_text(f'{{"versions": {json.dumps(versions)},\n"rows": {{\n{lines}\n}}}}\n')
 
 
-def expected(key: str, side: str, version: str) -> str:
-    """The cell of a row; on a JAX that is not in the file, that of the newest one."""
+def expected(key: str, side: str, version: str = jax.__version__) -> str:
+    """The cell of a row on this JAX; on one that is not in the file, that of the newest one."""
     data = read()
     cells = by_version(data["rows"][key][side], data["versions"])
     return cells.get(version) or cells[max(cells, key=number)]

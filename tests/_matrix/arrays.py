@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.flatten_util import ravel_pytree
 
-from _matrix import row, works_raw
+from _matrix import need, row, works_raw
 from _matrix.sides import W, X
 
 REMEDY = (TypeError, r"typax\.dense|typax\.matmul")
@@ -207,8 +207,11 @@ def _(s: Any) -> Any:
 
 @row("export of a function of values, and back")
 def _(s: Any) -> Any:
+    need("flatbuffers")
     from jax import export
 
+    if s.is_plain:
+        return X @ s.w
     if s.name == "typax":
         import typax
 

@@ -12,7 +12,6 @@ from _matrix import row
 from _matrix.sides import XS, X
 
 
-
 def double(s: Any) -> Any:
     return lambda q: s.quantize(s.dense(q) * 2)
 

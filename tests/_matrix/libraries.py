@@ -200,5 +200,3 @@ def _(s: Any) -> Any:
             typax.io.save(f"{folder}/tree.safetensors", params(s))
             return opened(s, typax.io.load(f"{folder}/tree.safetensors"))
     return opened(s, serialization.from_bytes(params(s), serialization.to_bytes(params(s))))
-
-

@@ -107,8 +107,8 @@ def typax_() -> Side:
         "components": ("qvalue", "scale"),
     }
     functions = {name: getattr(typax, name) for name in FUNCTIONS if hasattr(typax, name)}
-    if hasattr(typax, "stack"):
-        functions["stack_values"] = typax.stack
+    functions |= {"stack_values": typax.stack}
+    functions |= {"debug_print": typax.debug.print, "debug_callback": typax.debug.callback}
     return Side("typax", functions, **ops, **own, **outer, **pairs, **more, **parts)
 
 
