@@ -149,10 +149,11 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
       ValueError: as `scan` does.
     """
     xs = _packed(xs)
-    step = lambda _, x: ((), f(x))
-    if batch_size is None or not _hi_leaves(xs):
-        return scan(step, (), xs)[1] if _hi_leaves(xs) else lax.map(f, xs, batch_size=batch_size)
-    n = _length(xs, None)
+    if batch_size is None:
+        return scan(lambda _, x: ((), f(x)), (), xs)[1] if _hi_leaves(xs) else lax.map(f, xs)
+    if not _hi_leaves(xs) and not any(_jax.is_hi(t) for t in jax.jit(vmap(f)).trace(xs).jaxpr.out_avals):
+        return lax.map(f, xs, batch_size=batch_size)
+    n = _length(xs, None) or jax.tree.leaves(xs)[0].shape[0]  # for arrays alone scan would find it
     rounds = n // batch_size
     cut = rounds * batch_size
     parts = []

@@ -85,7 +85,7 @@ def _(s: Any) -> Any:
     return s.jit(lambda q: s.dense(q[0]))(s.stack), s.dense(s.stack[1])
 
 
-@row("tracer: iter of a stack")
+@row("tracer: iter of a stack", error=(TypeError, r"typax\.dense"))
 def _(s: Any) -> Any:
     return s.jit(lambda q: [s.dense(r) for r in q])(s.stack)
 
