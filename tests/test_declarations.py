@@ -125,16 +125,21 @@ def test_class_statements_that_are_refused(body, message):
         declare(body)
 
 
-@pytest.mark.parametrize("field", ["extra: int", 'extra: Float32[Array, "n"]'])
+@pytest.mark.parametrize("field", ["more: int", 'more: Float32[Array, "n"]'])
 def test_a_subclass_cannot_add_a_field_without_default_after_one_with(field):
-    with pytest.raises(TypeError, match="T: field extra has no default but follows dtype, which has one"):
+    with pytest.raises(TypeError, match="T: field more has no default but follows dtype, which has one"):
         declare(field, "QArray")
 
 
+def test_a_field_cannot_be_named_as_a_class_variable():
+    with pytest.raises(TypeError, match="T: a field cannot be named word, a class variable of its base"):
+        declare("word: int = 3", "QArray")
+
+
 def test_a_subclass_adds_a_static():
-    sub = declare("extra: int = 3", "QArray")
-    value = sub(jnp.ones((2, 3), jnp.int8), jnp.ones(2), extra=4)
-    assert str(jax.typeof(value)) == "t<extra=4>[2,3]" and sub.type((2, 3), extra=4) == jax.typeof(value)
+    sub = declare("more: int = 3", "QArray")
+    value = sub(jnp.ones((2, 3), jnp.int8), jnp.ones(2), more=4)
+    assert str(jax.typeof(value)) == "t<more=4>[2,3]" and sub.type((2, 3), more=4) == jax.typeof(value)
     assert (dense(value) == 1).all() and isinstance(sub.from_dense(A), sub) and isinstance(value, QArray)
 
 

@@ -30,10 +30,15 @@ def declare(root: Any, cls: Any, name: str, tangent: Any, names: Any) -> Declara
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
         if base is not root and isinstance(base, ValueMeta):
-            hints |= _axes.resolve(base, ChainMap({who: cls}, names), who)
+            own = _axes.resolve(base, ChainMap({who: cls}, names), who)
+            if taken := [n for n in own if n in hints and _is_class_var(hints[n]) and not _is_class_var(own[n])]:
+                raise TypeError(
+                    f"{who}: a field cannot be named {taken[0]}, a class variable of its base; choose another name"
+                )
+            hints |= own
     components, statics = [], []
     for field, hint in hints.items():
-        if typing.get_origin(hint) is ClassVar or hint is ClassVar:
+        if _is_class_var(hint):
             continue
         if field != "dtype" and hasattr(root, field):
             raise TypeError(f"{who}: a field cannot be named {field}, which Value defines; choose another name")
@@ -57,6 +62,10 @@ def declare(root: Any, cls: Any, name: str, tangent: Any, names: Any) -> Declara
         cls, name, tuple(components), tuple(statics), tuple(h for h in hints if _is_field(h, components, statics)),
         _policy(cls, tangent, record=body is None), stands_for, dtype_from, body,
     )  # fmt: skip
+
+
+def _is_class_var(hint: Any) -> bool:
+    return typing.get_origin(hint) is ClassVar or hint is ClassVar
 
 
 def _has_default(cls: Any, field: str) -> bool:

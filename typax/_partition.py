@@ -34,11 +34,7 @@ class Partitioned:
     def shard(self, mesh: Any, manual_axes: Any, check_vma: bool, spec: Any) -> Any:
         """The type that one device sees in a ``shard_map``."""
         pairs = list(zip(self.leaves, self._partition_specs(spec, mesh), strict=True))
-        if (
-            spec.by_user
-            and not spec.of_stack
-            and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a))
-        ):
+        if spec.by_user and any(_jax.partitioned_otherwise(a, s) for a, s in pairs if not _jax.is_hi(a)):
             raise TypeError(
                 f"{spec!r} does not match the sharding of its operand, {self}; move it first: typax.reshard(v, spec)"
             )

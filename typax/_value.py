@@ -282,7 +282,8 @@ class Value(metaclass=ValueMeta):
         """How the type prints in jaxprs."""
         decl = ty.decl
         pairs = zip(decl.statics, ty.statics, strict=True)
-        extra = [_show_static(s, v) for s, v in pairs if not _same(s, v)] + _open_dtypes(ty)
+        extra = [_show_static(s, v) for s, v in pairs if not _same(s, v)]
+        extra += [] if decl.is_record else _open_dtypes(ty)  # a record's components are printed
         own = f"<{','.join(extra)}>" if extra else ""
         if decl.is_record:
             named = not any(typing_tree(c.patterns[0].cls) for c in decl.components[:1]) or len(decl.components) > 1
