@@ -261,7 +261,7 @@ def _with(subject: Any, rules: Any = None, body: Any = None) -> Any:
         op.impls = [dataclasses.replace(i, fn=_wrapped(i.fn, body)) for i in op.impls]
     for kind, rule in (rules or {}).items():
         op.rules[kind] = rule
-    draw = lambda o: subject.draw(o).map(lambda c: dataclasses.replace(c, op=op))
+    draw = lambda o: subject.draw(o).map(lambda c: dataclasses.replace(c, op=op))  # unless examples are given
     given = subject.given and tuple(dataclasses.replace(c, op=op) for c in subject.given)
     return dataclasses.replace(subject, what=op, draw=draw, given=given)
 

@@ -20,11 +20,13 @@ import typax
 import typax.laws as laws
 from typax import Op, Value, quantize
 from typax.quantized import Quantized
+from typax.quantized.ggml import Ggml, quantize_ggml
 
 
 def modules() -> list[Any]:
-    """All modules that ship types and ops."""
-    names = [m.name for m in pkgutil.iter_modules(typax.__path__) if not m.name.startswith(("laws", "cli"))]
+    """All modules that ship types and ops; those for other libraries, which need not be installed, do not."""
+    others = ("laws", "cli", "equinox", "flax")
+    names = [m.name for m in pkgutil.iter_modules(typax.__path__) if not m.name.startswith(others)]
     return [importlib.import_module(f"typax.{n}") for n in names]
 
 
@@ -57,6 +59,10 @@ FORMATS = {
 
 def _formatted(how: dict[str, Any]) -> list[Any]:
     return [quantize(_floats(2, max(4, how["group"]), shift=k), **how) for k in (0.0, 1.0, 2.0)]
+
+
+def _blocks() -> list[Any]:
+    return [quantize_ggml(_floats(2, 32, shift=k), kind="Q8_0") for k in (0.0, 1.0, 2.0)]
 
 
 def _columns(*shape: int) -> list[Any]:
@@ -93,6 +99,7 @@ def given() -> dict[Any, list[Any]]:
     q, qc, low, sums = _quantized(2, 4), _columns(2, 4), _low(2, 4), _sums(2, 4)
     x, y = ([_floats(*s, shift=k) for k in (0.0, 1.0, 2.0)] for s in ((6, 2), (4, 6)))
     rounded = [((_floats(2, 4),), {}), *(((_floats(2, max(4, how["group"])),), how) for how in FORMATS.values())]
+    ggml = [laws.Call(None, args, (args, args), {"kind": kind}) for args in [(_floats(2, 32),)] for kind in ("Q8_0", "Q4_1")]
     product = lambda a, b: jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())))
     square = _quantized(4, 4)
     dot = [(x, q), (x, qc), (q, y), (square, square), (x, low), (low, y), (x, sums), (sums, y)]
@@ -100,6 +107,7 @@ def given() -> dict[Any, list[Any]]:
     rows = [jnp.array([[k], [0]]) for k in (1, 0, 1)]
     return {
         quantize: [laws.Call(None, args, (args, args), statics) for args, statics in rounded],
+        quantize_ggml: ggml,
         c.dot_general: [_call(c.dot_general, product, *o) for o in dot],
         c.transpose: [_call(c.transpose, turn, o) for o in (q, qc, low, sums)],
         c.gather: [_call(c.gather, lambda a, i: jax.lax.gather(a, i, _ROWS, (1, 4), mode="clip"), q, rows)],
@@ -119,27 +127,48 @@ _ROWS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0
 
 def subjects() -> list[Any]:
     """Every shipped type and op as laws take them, each example of an op on a primitive by itself."""
-    out = [s for c in types() for s in laws.subjects(c)]
+    out = [s for c in types() for s in (_of_values(_blocks()) if c is Ggml else laws.subjects(c))]
     for name, how in FORMATS.items():
-        values = _formatted(how)
-        (s,) = laws.subjects(type(values[0]), examples=[laws.Values(values[0], tuple(values[1:]))])
+        (s,) = _of_values(_formatted(how))
         out.append(_named(s, name))
     examples = given()
     for op in ops():
         if op in examples:
             for call in examples[op]:
                 (s,) = laws.subjects(None, [op], examples={op: [call]})
-                shown = [f"{k}={v}" for k, v in call.statics.items()] if op is quantize else []
+                shown = [f"{k}={v}" for k, v in call.statics.items()] if op.primitive is None else []
                 shown = [type(x).__name__ for x in call.args] + shown
                 out.append(_named(s, f"{op.name}({', '.join(shown)})"))
         elif op.primitive is None:
-            out += [_named(s, s.name) for s in laws.subjects(None, [op])]
+            out += [_where_scales_fit(_named(s, s.name)) for s in laws.subjects(None, [op])]
     return out
 
 
+def _of_values(values: list[Any]) -> list[Any]:
+    return laws.subjects(type(values[0]), examples=[laws.Values(values[0], tuple(values[1:]))])
+
+
+def _where_scales_fit(subject: Any) -> Any:
+    """Two quantized operands have a product only where no scale lies along the contracted axis."""
+    if subject.name != "matmul(Quantized, Quantized)":
+        return subject
+    first, *others = zip(_quantized(2, 4), _columns(4, 3), strict=True)
+    call = laws.Call(subject.what, first, tuple(others), {})
+    return dataclasses.replace(subject, given=(call,), draw=lambda o: None)
+
+
 def mutated() -> list[Any]:
-    """Those of which mutants are made: the formats are all of one class, of which that of `QArray` stands for all."""
-    return [s for s in subjects() if s.name not in FORMATS and "format=" not in s.name]
+    """Those of which mutants are made. Formats and ggml's kinds of blocks, whose examples are given, are left out: the laws
+    that find a wrong `QArray` or `quantize` find them."""
+    return [s for s in subjects() if not (s.name in (*FORMATS, "Ggml") or re.search("format=|kind=", s.name))]
+
+
+def sample(found: list[Any]) -> list[Any]:
+    """The types, and of each op the first subject: what the tests check, where `make laws` checks all."""
+    of: dict[Any, Any] = {}
+    for s in found:
+        of.setdefault(s.name if s.kind == "type" else s.what, s)
+    return list(of.values())
 
 
 def _named(subject: Any, name: str) -> Any:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from _mutants import OPS, TYPES, product, type_of
-from _raw import Codes, encode
-from jaxtyping import Array, Float, Float32, UInt8
+from _raw import Codes, decode, encode
+from jaxtyping import Array, Float, Float32, Int32, UInt8
 
 import typax
 import typax.laws as laws
@@ -71,6 +71,56 @@ def test_the_op_that_they_were_made_from_is_right(names):
     (subject,) = laws.subjects(None, [product()])
     for name in names.split("|"):
         assert laws.check_cell(laws.LAWS[name], subject, 0).status in ("pass", "not applicable")
+
+
+class Steps(Value, name="steps"):
+    code: Int32[Array, "*batch n"]
+    bits: int = 4
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return self.code.astype(jnp.float32) * 2.0**-self.bits
+
+
+class Pair(Value, name="pair2"):
+    steps: Steps
+    x: Float32[Array, "*batch m"]
+
+
+class Halved(typax.Itself):
+    name = "halved"
+
+    def open(self, ty, t):
+        return super().open(ty, t) / 2
+
+
+def test_a_static_that_is_forgotten_and_a_tangent_that_is_scaled_are_found():
+    @typax.op(reference=jnp.negative)
+    def forgets(x: Float32[Steps, "*b n"]):
+        return Steps(-x.code)
+
+    (cell,) = laws.check(None, [forgets], laws="agrees-with-reference", max_examples=0).failures
+    assert "computes something else" in cell.why and "<bits=2>" in cell.example
+
+    class Scaled(Value, name="scaled", tangent=Halved()):
+        x: Float32[Array, "*batch n"]
+
+        def dense(self) -> Float32[Array, "*batch n"]:
+            return self.x
+
+        @classmethod
+        def from_dense(cls, x):
+            return cls(x)
+
+    (cell,) = laws.check(Scaled, laws="tangent-types", max_examples=0).failures
+    assert "derivatives are scaled, or lost" in cell.why
+
+
+def test_what_is_right_but_unusual_is_right():
+    assert laws.check(Pair, laws=["equality", "one-trace", "export"]).ok
+    values = [encode(jnp.arange(6.0).reshape(2, 3) * s) for s in (1.0, 2.0, -1.0)]
+    call = laws.Call(None, (values[0],), tuple((v,) for v in values[1:]), {})
+    (cell,) = laws.check(None, [(decode, lambda x: x)], laws="shard-map-calls", examples={decode: [call]}).cells
+    assert cell.status == "not applicable" and "written by hand" in cell.why
 
 
 def test_a_result_is_a_table_and_failures_shrink():

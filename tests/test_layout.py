@@ -94,6 +94,7 @@ ORDER = [
     "laws.derivatives",
     "laws.batching",
     "laws.sharding",
+    "laws.exporting",
     "laws._run",
     "laws",
     "cli._common",

@@ -85,12 +85,20 @@ class Partitioned:
             raise TypeError(f"{self} is partitioned by {self.decl.cls.__name__}.P(...), not by {sharding!r}")
         parts = (*given, *(None,) * (self.ndim - len(given)))
         full = of_array(self.decl.cls, parts)
+        owns = [_of_own_class(a, s) for a, s in zip(self.leaves, full.leaves, strict=True)]
+        full = Pspec(self.decl, owns, full.shown, full.tangents, full.dense, full.named)
         if not self.n_batch:
             return full, mesh
         leaves = []
-        for (c, _), own, m in zip(self.fields, full.leaves, self.masks, strict=True):
-            rest = () if c.axes is None else tuple(own)[len(own) - c.axes.rank :]
-            leaves.append(jax.P(*(p for p, k in zip(parts, m, strict=False) if k), *rest) if isinstance(own, jax.P) else own)
+        for (c, a), own, m in zip(self.fields, full.leaves, self.masks, strict=True):
+            nested = own.dense if isinstance(own, Pspec) else None
+            array = own if nested is None else nested
+            if not isinstance(array, jax.P):
+                leaves.append(own)
+                continue
+            rest = () if c.axes is None else tuple(array)[len(array) - c.axes.rank :]
+            part = jax.P(*(p for p, k in zip(parts, m, strict=False) if k), *rest)
+            leaves.append(part if nested is None else a.partition_spec(part)[0])
         return Pspec(self.decl, leaves, full.shown, full.tangents, full.dense, full.named), mesh
 
     def _partition_specs(self, spec: Any, mesh: Any) -> tuple[Any, ...]:
@@ -123,3 +131,10 @@ class Partitioned:
                     value, math.prod(mesh.shape[n] for n in (part if isinstance(part, tuple) else (part,)))
                 )
         return self.with_leaves(leaves).with_statics(**sizes).check()
+
+
+def _of_own_class(ty: Any, spec: Any) -> Any:
+    """The spec of a component that is a value of another class than its annotation names, such as one below it."""
+    if isinstance(spec, Pspec) and getattr(ty, "is_declared", False) and ty.decl.cls is not spec.decl.cls:
+        return spec if spec.dense is None else ty.partition_spec(spec.dense)[0]
+    return spec

@@ -13,7 +13,7 @@ try:
 except ImportError as e:
     raise ImportError("typax.laws needs hypothesis: pip install 'typax[laws]'") from e
 
-from typax.laws import identity, mapping, tangents, ops, derivatives, batching, sharding  # isort: skip
+from typax.laws import identity, mapping, tangents, ops, derivatives, batching, sharding, exporting  # isort: skip
 from typax.laws import _law
 from typax.laws._draw import operands, values
 from typax.laws._law import Broken, Call, Law, NotApplicable, Values

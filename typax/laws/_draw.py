@@ -29,7 +29,7 @@ from typax._type import dense_type, typing_tree
 from typax._value import Value
 from typax.laws._calls import reference
 from typax.laws._law import Call, NotApplicable, Values
-from typax.laws._values import stacked
+from typax.laws._values import lowered, meaning, raised, stacked
 from typax.quantized import QArray
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -38,7 +38,8 @@ NASTY = (np.nan, 0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1.0)
 
 
 class _Options(typing.NamedTuple):
-    """What an example may be: ``plain`` (the simplest only), ``batched``, ``edges`` (sizes 1, NaN), ``empty``, or any."""
+    """What an example may be: ``plain`` (the simplest only), ``batched``, ``statics`` (others than the defaults), ``edges``
+    (sizes 1, NaN), ``empty``, or any."""
 
     profile: str = "any"
     tame: bool = False
@@ -50,7 +51,7 @@ class _Options(typing.NamedTuple):
 
     @property
     def simple(self) -> bool:
-        return self.profile in ("plain", "batched")
+        return self.profile in ("plain", "batched", "statics")
 
 
 @st.composite
@@ -302,6 +303,22 @@ def _given(draw: Any, x: Any) -> Any:
 def _draw_values(
     draw: Any, cls: Any, o: _Options, shape: Any, dtype: Any, batch: Any, count: int, given: Mapping[str, Any]
 ) -> list[Any]:
+    if o.profile == "statics":  # which of them a class admits is known by trying
+        try:
+            made = _draw_as(draw, cls, o, shape, dtype, batch, count, given)
+            jax.eval_shape(meaning, made[0])
+        except NotApplicable:
+            raise
+        except Exception:
+            o = o._replace(profile="plain")
+        else:
+            return made
+    return _draw_as(draw, cls, o, shape, dtype, batch, count, given)
+
+
+def _draw_as(
+    draw: Any, cls: Any, o: _Options, shape: Any, dtype: Any, batch: Any, count: int, given: Mapping[str, Any]
+) -> list[Any]:
     decl = cls._declaration
     if (maker := dict(o.makers).get(cls)) is not None:
         return _made(draw, cls, maker, o, shape, batch, count)
@@ -328,7 +345,7 @@ def _draw_values(
     for dim in dims:
         _make_divisible(dim, sizes, fixed)
     env = {k: Axis(v) for k, v in sizes.items()}
-    drawn: dict[Any, str] = {}
+    drawn: dict[Any, Any] = {}  # the dtypes of a pattern, and components that are values without axes
     if dtype is not None and decl.dtype_from not in (None, "dtype"):
         source = next(c for c in decl.components if c.name == decl.dtype_from)
         drawn[source.patterns[0].dtypes] = jnp.dtype(dtype).name
@@ -403,6 +420,19 @@ def _make_divisible(dim: Any, sizes: dict[str, int], fixed: frozenset[str]) -> N
                 sizes[name] = (sizes[name] // by + 1) * by
 
 
+def _others(default: Any, hint: Any) -> Any:
+    """What a static may be beside its default: of numbers one that a class of arrays is likely to admit."""
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, enum.Enum):
+        return type(default)
+    if isinstance(default, int):  # 32 in a group -> 16, 8 bits -> 4, axis -1 -> -2
+        return [default // 2 if default >= 4 and default % 2 == 0 else default - 1 if default < 0 else default + 1]
+    if isinstance(default, float):
+        return [default / 2 + 1]
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else []
+
+
 def _static(draw: Any, cls: Any, s: Any, o: _Options, dtype: Any, given: Mapping[str, Any]) -> Any:
     if s.name in given:
         return _given(draw, given[s.name])
@@ -413,16 +443,18 @@ def _static(draw: Any, cls: Any, s: Any, o: _Options, dtype: Any, given: Mapping
         admitted = [d for d in FLOATS if decl.stands_for.dtypes is None or d in decl.stands_for.dtypes]
         admitted = admitted or list(decl.stands_for.dtypes or ())
         return jnp.dtype(admitted[0] if o.simple or o.smooth else draw(st.sampled_from(admitted)))
+    hint = next(
+        (vars(b)["__annotations__"][s.name] for b in cls.__mro__ if s.name in vars(b).get("__annotations__", {})), None
+    )
+    hint = {"int": int, "bool": bool, "float": float, "str": str}.get(hint, hint) if isinstance(hint, str) else hint
     if s.default is not MISSING:
+        if o.profile == "statics":
+            return next((v for v in _others(s.default, hint) if v != s.default), s.default)
         if isinstance(s.default, bool) and not o.simple:
             return draw(st.sampled_from([s.default, not s.default]))
         if isinstance(s.default, enum.Enum) and not o.simple:
             return draw(st.sampled_from([s.default, *type(s.default)]))
         return s.default
-    hint = next(
-        (vars(b)["__annotations__"][s.name] for b in cls.__mro__ if s.name in vars(b).get("__annotations__", {})), None
-    )
-    hint = {"int": int, "bool": bool, "float": float, "str": str}.get(hint, hint) if isinstance(hint, str) else hint
     if hint is int:
         return 2 + len(decl.statics) if o.simple else draw(st.integers(1, 4))
     if hint is bool:
@@ -453,7 +485,11 @@ def _component(
             reject()
     if isinstance(p.cls, type) and issubclass(p.cls, Value) and p.cls is not Value:
         dtype = None if p.dtypes is None else _dtype(draw, o, p.dtypes, drawn)
-        return _draw_values(draw, p.cls, o, shape, dtype, None if shape is not None else (), 1, {})[0]
+        if shape is None and not o.simple and c.name in drawn:  # sizes of its own, the same in each value of an example
+            first = drawn[c.name]
+            return raised(_jax.typeof(first), [jnp.roll(a, o.nth) for a in lowered(first)])
+        made = _draw_values(draw, p.cls, o, shape, dtype, None if shape is not None else (), 1, {})[0]
+        return made if shape is not None or o.simple else drawn.setdefault(c.name, made)
     if p.cls is jax.Array:
         shape = (2, 3) if shape is None else shape
         return _array(draw, o, shape, _dtype(draw, o, p.dtypes if c.axes else ("float32",), drawn))

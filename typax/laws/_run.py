@@ -3,6 +3,7 @@
 profile   examples of each law
 plain     the simplest one: sizes that differ, ordinary numbers
 batched   the same, stacked
+statics   the same, with other statics than the defaults, where the class admits them
 edges     sizes of 1, another dtype, NaN
 empty     sizes of 0
 any       ``max_examples`` more
@@ -23,13 +24,13 @@ from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAss
 from hypothesis.strategies import SearchStrategy
 
 from typax import _jax
-from typax._op import Op
+from typax._op import Op, Refused
 from typax.laws import _draw
 from typax.laws._calls import ByHand
 from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
 from typax.laws._values import lowered, types
 
-PROFILES = ("plain", "batched", "edges", "empty", "any")
+PROFILES = ("plain", "batched", "statics", "edges", "empty", "any")
 SHRINKS = 25  # examples on which a broken law is tried again, to find a small one
 
 
@@ -245,7 +246,7 @@ class _Run:
     def _outcome(self, example: Any) -> Broken | None:
         try:
             self.law.check(self.subject.what, example)
-        except (NotApplicable, NotImplementedError) as e:
+        except (NotApplicable, NotImplementedError, Refused) as e:
             self.reason = one_line(e)
         except Broken as e:
             return e
@@ -328,7 +329,7 @@ def check(
       examples: a strategy or a list of values of ``cls``, or an op that makes its values of arrays; or a dict of such, by
         class and by op. An example of an op is a tuple of operands, or a pair of such a tuple and a dict of statics.
       max_examples: how many examples hypothesis draws of any kind, after one that is plain, one
-        stacked, one of sizes 1 that holds NaN, and one that is empty.
+        stacked, one with statics other than the defaults, one of sizes 1 that holds NaN, and one that is empty.
       progress: called with each cell when it is done, with its number and that of all.
 
     Returns:

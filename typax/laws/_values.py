@@ -53,7 +53,9 @@ def plain_type(ty: Any) -> Any:
 def same_types(what: str, got: Any, want: Any, meaning: str) -> None:
     a, b = jax.tree.map(lambda t: plain_type(_jax.typeof(t)), (got, want), is_leaf=lambda x: False)
     if jax.tree.structure(got) != jax.tree.structure(want) or a != b:
-        raise Broken(f"{what} is of type {show(types(got))}, not {show(types(want))}: {meaning}")
+        names = show(types(got)), show(types(want))
+        how = f"{names[0]}, not {names[1]}" if names[0] != names[1] else f"{names[0]}, which does not equal the one it had"
+        raise Broken(f"{what} is of type {how}: {meaning}")
 
 
 def show(tree: Any) -> str:

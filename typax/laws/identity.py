@@ -103,7 +103,9 @@ def other_types(ty: Any) -> list[Any]:
 @functools.lru_cache(maxsize=64)
 def _twin(cls: Any) -> Any:
     """Another class of the same declaration."""
-    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__}, name=cls._declaration.name)
+    # it is not to be found by the name of the class in a file
+    names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.<twin>"}
+    return type(cls)(cls.__name__, (cls,), names, name=cls._declaration.name)
 
 
 def _twins(ty: Any) -> list[Any]:
@@ -159,7 +161,7 @@ def pickle_and_copy(cls: Any, example: Values) -> None:
     try:
         data = pickle.dumps(v)
     except (pickle.PicklingError, AttributeError) as e:
-        if "local object" in str(e) or "not the same object" in str(e) or "not found" in str(e):
+        if "local object" in str(e) or "not the same object" in str(e) or "not found" in str(e) or "lookup" in str(e):
             raise NotApplicable(f"pickle does not find the class: {e}") from None
         raise
     _same_host("pickle.loads(pickle.dumps(v))", pickle.loads(data), v)

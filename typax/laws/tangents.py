@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from typax import _jax
+from typax._byhand import is_raw
 from typax._policies import retract
 from typax._prim import has_tangent
-from typax._structural import by_components, close_tangent, dense
+from typax._structural import by_components, close_tangent, dense, open_tangent
 from typax._type import ValueType
 from typax.laws._law import Broken, NotApplicable, Values, law
 from typax.laws._values import (
@@ -30,7 +31,7 @@ from typax.laws._values import (
 
 @law(
     "type",
-    "The tangent type of a tangent type is itself, and so for cotangents; tangents that are made are of it.",
+    "The tangent type of a tangent type is itself, and so for cotangents; tangents are of it, and read as they were made.",
     tame=True,
 )
 def tangent_types(cls: Any, example: Values) -> None:
@@ -46,8 +47,22 @@ def tangent_types(cls: Any, example: Values) -> None:
         got = _jax.typeof(tangent(example.value, 1, made)) if has_tangent(ty) else of
         if plain_type(got) != plain_type(of):
             raise Broken(f"a {what} of {ty} is made of type {got}, but {of} is declared: derivatives are read wrongly")
+    if has_tangent(ty) and not is_raw(ty):
+        for ct in (False, True):
+            _read_as_made(ty, close_tangent(ty, open_tangent(ty, tangent(example.value, 1, ct)), ct), ct)
     if ty.to_tangent_aval() != t:
         raise Broken(f"the tangent type of {ty} is not the same twice: {t} and {ty.to_tangent_aval()}")
+
+
+def _read_as_made(ty: Any, once: Any, ct: bool) -> None:
+    """A tangent may be rounded when it is made; what was rounded stays."""
+    leaves = open_tangent(ty, once)
+    again = open_tangent(ty, close_tangent(ty, leaves, ct))
+    for a, b in zip(map(host, leaves), map(host, again), strict=True):
+        size = float(abs(a).max(initial=0))
+        if (a.size and not size) or float(abs(a - b).max(initial=0)) > 0.25 * size:
+            what = "cotangent" if ct else "tangent"
+            raise Broken(f"a {what} of {ty} is read otherwise than it was made: derivatives are scaled, or lost")
 
 
 def _tangents(v: Any) -> tuple[Any, list[Any]]:

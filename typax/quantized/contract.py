@@ -210,7 +210,7 @@ def _loop(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -
         return jnp.moveaxis(ys, 0, wanted.index(label))
     first = jax.eval_shape(lambda p: block(p[0][0], again([a[0] for a in p[1]])), (xs, arrays))
     add = lambda total, p: (total + block(p[0], again(p[1])), None)
-    return lax.scan(add, jnp.zeros(first.shape, first.dtype), (xs, arrays))[0]
+    return lax.scan(add, jnp.zeros_like(first), (xs, arrays))[0]  # varying over a mesh as the blocks do
 
 
 def _contracted_block(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
@@ -294,6 +294,8 @@ def of_integers(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any
     outer = layout.outer_axes(groups)
     full = jnp.expand_dims(scale, tuple(i for i in range(a.ndim) if i not in outer))
     for i, g in enumerate(inside):
+        if g == 1:  # nor can an axis that is sharded be repeated
+            continue
         full = jnp.repeat(full, g, axis=i)[tuple(slice(a.shape[i]) if k == i else slice(None) for k in range(a.ndim))]
     full = jnp.squeeze(jnp.transpose(full, (*order, *contract[0])), tuple(range(len(order), a.ndim)))
     return y * jnp.expand_dims(full, tuple(range(full.ndim, y.ndim))).astype(y.dtype)
