@@ -21,7 +21,7 @@ def test_all_laws(subject):
     cells = _shipped.cells(subject)
     broken = [f"{c.law}: {c.why} ({c.example})" for c in cells if c.status == "fail"]
     assert not broken, broken
-    silent = {(c.law, c.subject) for c in cells if c.status == "not applicable"}
+    silent = {(c.law, c.subject) for c in cells if c.status == "not applicable" and "typax[export]" not in c.why}
     told = {(law, of) for law, of in SILENT if of == subject.name}
     assert silent == told, "docs/laws.md is stale: run `make laws`"
 
