@@ -23,10 +23,15 @@ REFERENCE = re.compile(r"(?<![`\w])`([A-Za-z_][\w.]*)`(?![`\w])")
 EXAMPLE = re.compile(r"^ {4}.*$", re.MULTILINE)
 
 
+INNER = ("typax.quantized.", "typax.cli.", "typax.io.gguf", "typax.io.hf")
+"""Modules of which the package has all that is public."""
+
+
 def modules(package: str = "typax") -> list[str]:
     """The public modules, the package first."""
     inner = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
-    return [package, *(m.name for m in inner if not any(p.startswith("_") for p in m.name.split(".")))]
+    shown = (m.name for m in inner if not any(p.startswith("_") for p in m.name.split(".")))
+    return [package, *(name for name in shown if not name.startswith(INNER))]
 
 
 def public(module: str) -> Iterator[tuple[Any, Any]]:
@@ -96,9 +101,10 @@ def build(folder: Path, names: list[str]) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        listed = [*pdoc.extract.walk_specs(names[:1])]
+        specs = [names[0], *(f"!{re.escape(name)}" for name in INNER)]
+        listed = [*pdoc.extract.walk_specs(specs)]
         pdoc.render.configure(docformat="google")
-        pdoc.pdoc(names[0], *(n for n in names if n not in listed), output_directory=folder)
+        pdoc.pdoc(*specs, *(n for n in names if n not in listed), output_directory=folder)
 
 
 def main(folder: str) -> int:
