@@ -169,7 +169,7 @@ def show_quality(title: str, programs: list[Program], data: list[Batch]) -> list
 
 
 INT4 = {"format": "int4", "group": 32}
-RECIPES: dict[str, typax.Recipe] = {
+RECIPES: dict[str, Any] = {
     "int8": "int8",
     "int4, groups of 32": [("*", INT4)],
     "nf4": "nf4",

@@ -101,10 +101,11 @@ def build(folder: Path, names: list[str]) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        specs = [names[0], *(f"!{re.escape(name)}" for name in INNER)]
-        listed = [*pdoc.extract.walk_specs(specs)]
+        warnings.filterwarnings("ignore", message="Error parsing type annotation")  # of functions of other libraries
+        listed = [*pdoc.extract.walk_specs(names[:1])]
+        more = (n for n in names if n not in listed)
         pdoc.render.configure(docformat="google")
-        pdoc.pdoc(*specs, *(n for n in names if n not in listed), output_directory=folder)
+        pdoc.pdoc(names[0], *more, *(f"!{re.escape(name)}" for name in INNER), output_directory=folder)
 
 
 def main(folder: str) -> int:

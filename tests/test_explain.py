@@ -92,7 +92,8 @@ def test_products_of_arrays_are_counted_in_loops_and_convolutions():
         ("dot_general", "plain", 2 * 4 * 4 * 4, 3),
     ]
     assert r.native_share == 0
-    assert typax.explain(lambda x: x)(X).native_share == 1
+    r = typax.explain(lambda x: x)(X)
+    assert r.native_share == 1 and r.summary.endswith("there are no products; no argument is a hi value")
 
 
 def test_fallback_by_primitive_and_by_path():
@@ -155,6 +156,32 @@ def test_options_reach_the_implementations_that_take_them():
         typax.dot_general.forget()
     loss = lambda w, x: jnp.sum(typax.lift(f, "error", activations="dynamic")(w, x))
     assert jax.jvp(lambda x: loss(w, x), (X,), (X,))[1].shape == ()
+
+
+class Blocks(typax.Value, name="blocks"):
+    """A block-diagonal matrix, on which products are known as a matmul only."""
+
+    b: Float32[Array, "k n n"]
+
+    def dense(self) -> Float32[Array, "k*n k*n"]:
+        return jax.scipy.linalg.block_diag(*self.b)
+
+
+@typax.matmul.impl
+def _(x: Float32[Array, "*m n"], w: Blocks) -> Any:
+    return jnp.einsum("...kn,knp->...kp", x.reshape(*x.shape[:-1], *w.b.shape[:2]), w.b).reshape(x.shape)
+
+
+def test_a_product_that_spells_a_matmul_runs_by_its_implementations():
+    w = Blocks(jnp.cos(jnp.arange(8.0)).reshape(2, 2, 2))
+    f = typax.lift(lambda x, w: jnp.sin(x @ w), "error")
+    for x in (X, X[0], jnp.stack([X, 2 * X])):
+        assert jnp.allclose(f(x, w), jnp.sin(x @ typax.dense(w)), atol=1e-6)
+    assert jnp.allclose(jax.vmap(f, (0, None))(jnp.stack([X, X]), w)[1], f(X, w))
+    got = jax.grad(lambda w: jnp.sum(f(X, w)))(w)
+    assert jnp.allclose(got, jax.grad(lambda w: jnp.sum(jnp.sin(X @ w)))(typax.dense(w)), atol=1e-5)
+    other = lambda x, w: jnp.einsum("ij,kj->ik", x, w)  # no matmul
+    assert jnp.allclose(typax.lift(other, "allow")(X, w), other(X, typax.dense(w)), atol=1e-5)
 
 
 def test_the_modes_are_by_the_first_pattern():

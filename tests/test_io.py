@@ -243,6 +243,9 @@ def test_what_cannot_be_kept_is_refused_before_a_file_is_there(tmp_path):
     for tree, match in [({"f": max}, r"f: .*is neither an array, a value nor a node"), ({"s": {1, 2}}, "s: set")]:
         with pytest.raises(TypeError, match=match):
             save(tmp_path / "x", tree)
+    for x in (jnp.ones(2), typax.quantize(jnp.ones((2, 3)))):
+        with pytest.raises(TypeError, match=r"q: a file is written outside of jit"):
+            jax.jit(lambda x: save(tmp_path / "x", {"q": x}))(x)
     with pytest.raises(FileError, match="its folder does not exist"):
         save(tmp_path / "no" / "x", {})
     assert not list(tmp_path.iterdir())

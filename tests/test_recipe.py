@@ -78,6 +78,7 @@ def test_the_first_rule_that_matches_decides():
     why = {t.path: t.why for t in report.left}
     assert why["head.weight"] == "the rule says so" and why["layers.0.conv.kernel"] == "no rule matches it"
     assert report.unmatched == ("decoder.*",)
+    assert typax.quantize_tree(params(), dict(recipe))[1] == report
     assert "The pattern 'decoder.*' matched nothing." in str(report)
 
 

@@ -17,7 +17,7 @@ from typax._optimize import apply_updates, optimizer, tangent_zeros
 from typax._placement import device_put, shard_map, with_sharding_constraint
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._receipt import Line, Receipt
-from typax._recipe import Recipe, quantize_tree
+from typax._recipe import quantize_tree
 from typax._show import show
 from typax._spec import Axes, Pspec
 from typax._structural import dense
@@ -47,7 +47,6 @@ __all__ = [
     "QArray",
     "Rank1",
     "Receipt",
-    "Recipe",
     "Sum",
     "Tangent",
     "Tup",

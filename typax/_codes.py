@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
+from typax import _interpret
 from typax._op import Refused, op
-from typax.quantized import QArray, QColumns, Quantized, accumulated, along, times
+from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul, times
 from typax.quantized.contract import of_integers, product
 
 
@@ -367,3 +368,23 @@ def _(which: Bool[Array, ""] | Integer[Array, ""], *qs: QArray | QColumns) -> An
         raise Refused("the cases share scales along different axes")
     codes, scale = (lax.select_n(which, *(getattr(q, n) for q in qs)) for n in ("qvalue", "scale"))
     return type(qs[0])(codes, scale, dtype=qs[0].dtype)
+
+
+class _AsMatmul:
+    """Products that spell a matmul run by its implementations, where `dot_general` has none for the operands."""
+
+    def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
+        x, y = operands
+        (contract, batch) = params["dimension_numbers"]
+        n, dtype = len(batch[0]), params.get("preferred_element_type")
+        lead = tuple(range(n))
+        spelled = contract == ((x.ndim - 1,), (max(y.ndim - 2, 0),)) and batch == (lead, lead)
+        plain = (x.ndim, y.ndim) == (n + 2, n + 2) if n else y.ndim <= 2
+        kept = dtype is None or jnp.result_type(x.dtype, y.dtype) == dtype
+        asked = params.get("out_sharding") is not None or params.get("precision") is not None
+        if not (spelled and plain and kept) or asked:
+            return NotImplemented
+        return matmul.run_equation(operands, {}, options)
+
+
+_interpret.registry[lax.dot_general_p].append(_AsMatmul())

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,10 @@ from typax._structural import (
 from typax._type import ValueType, dense_type, record_view
 
 
+every: "weakref.WeakSet[Op]" = weakref.WeakSet()
+"""All ops that there are."""
+
+
 class Op:
     """Made by `typax.op`. Call it on values; add implementations with `Op.impl`.
 
@@ -64,6 +69,7 @@ class Op:
         self.rules: dict[str, Any] = {}
         self.cache = Cache()
         self.__doc__ = getattr(reference, "__doc__", None)
+        every.add(self)
         if self.primitive is not None:
             self.__doc__ = (
                 f"The op of JAX's primitive ``{name}``, by which `typax.lift` and derivatives run it natively where it has "

@@ -154,11 +154,11 @@ class Receipt:
     def summary(self) -> str:
         """The totals, as one line."""
         counts = {ran: sum(x.ran == ran for x in self.lines) for ran in ("native", "densified", "plain")}
-        return (
-            f"{counts['native']} native, {counts['densified']} densified, {counts['plain']} products of arrays; "
-            f"{100 * self.native_share:.1f}% of the multiplications ran natively; "
-            f"arguments: {self.held:,} bytes for {self.stood_for:,}"
-        )
+        work = any(x.flops for x in self.lines)
+        share = f"{100 * self.native_share:.1f}% of the multiplications ran natively" if work else "there are no products"
+        held = f"arguments: {self.held:,} bytes for {self.stood_for:,}" if self.stood_for else "no argument is a hi value"
+        ran = f"{counts['native']} native, {counts['densified']} densified, {counts['plain']} products of arrays"
+        return f"{ran}; {share}; {held}"
 
     def __str__(self) -> str:
         rows = [_HEADINGS, *self.as_rows()]

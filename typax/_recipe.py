@@ -26,8 +26,7 @@ from typax.quantized import quantize
 from typax.quantized.format import format_of
 
 Recipe = str | Sequence[tuple[str, Any]]
-"""A format's name, the name of a TOML file, or pairs of a pattern and what to do with the leaves that it matches: a format's
-name, a dict of ``format`` and other arguments of `typax.quantize`, a function of the leaf, or ``None`` to leave it."""
+"""See `quantize_tree`."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,15 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
 
     Args:
       tree: arrays at its leaves, or types of arrays (``jax.ShapeDtypeStruct``), which become types.
-      recipe: see `Recipe`. A pattern is matched with the path of a leaf, joined by dots, or with the path of something that
-        the leaf is in; ``*`` stands for anything. Unless it is the whole path, it passes over what is no float matrix: whole
-        numbers, vectors, biases, scales of norms.
+      recipe: a format's name, the name of a TOML file, or pairs (or a dict) of a pattern and what to do with the leaves
+        that it matches: a format's name, a dict of ``format`` and other arguments of `typax.quantize`, a function of the
+        leaf, or ``None`` to leave it. A pattern is matched with the path of a leaf, joined by dots, or with the path of
+        something that the leaf is in; ``*`` stands for anything. Unless it is the whole path, it passes over what is no
+        float matrix: whole numbers, vectors, biases, scales of norms.
 
     Returns:
-      the tree, and a `Report` of what became of each leaf and of the patterns that matched nothing.
+      the tree, and a report: ``leaves`` (what became of each, of which ``changed`` and ``left``), ``unmatched`` patterns,
+      ``bytes_before`` and ``bytes_after``. It prints as a table.
 
     Raises:
       ValueError: for a recipe that cannot be understood, or a leaf that its format cannot hold.
@@ -184,12 +186,15 @@ def rules_of(recipe: Recipe) -> list[tuple[str, Any]]:
     """
     if isinstance(recipe, str | Path) and str(recipe).endswith(".toml"):
         return _from_toml(Path(recipe))
-    if isinstance(recipe, str | dict):
+    if isinstance(recipe, str) or (isinstance(recipe, dict) and "format" in recipe):
         recipe = [("*", recipe)]
     rules = []
-    for rule in recipe:
+    for rule in recipe.items() if isinstance(recipe, dict) else recipe:
         if not isinstance(rule, tuple | list) or len(rule) != 2 or not isinstance(rule[0], str):
-            raise ValueError(f"a recipe is made of pairs (pattern, format or function), not of {rule!r}")
+            raise ValueError(
+                f"a recipe is made of pairs of a pattern and a format or function, [('layers.*', 'int8'), ('*', None)], "
+                f"not of {rule!r}"
+            )
         rules.append((rule[0], _action(rule[1], f"rule {rule[0]!r}")))
     return rules
 

@@ -61,7 +61,7 @@ class Pspec(_jax.HiPspec):
     """A partition spec for the values of one class, made by ``Cls.P(...)``: ``leaves`` has a spec for each component.
 
     `to_lo` gives JAX a ``jax.P`` for each array, `to_tangent_spec` and `to_ct_spec` the specs of tangents and cotangents.
-    With `by_user`, operands must be partitioned so already.
+    With `by_user`, operands must be partitioned so already; `of_stack`: `jax.vmap` has added an axis to it.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ import rich.progress
 import rich.table
 
 from typax import laws
-from typax._op import Op
+from typax._op import Op, every
 from typax._value import Value
 
 _MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
@@ -89,8 +89,9 @@ def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> lis
     if name and name not in members:
         raise click.UsageError(f"{space.__name__} has no {name}")
     own_ops = list(dict.fromkeys(v for v in members.values() if isinstance(v, Op)))
+    added = [(op, i) for op in _all_ops() if op not in own_ops for i in op.impls if i.fn.__module__ == space.__name__]
     if ops:
-        own_ops = [_named(space.__name__, n) for n in ops]
+        own_ops, added = [_op_named(space, n) for n in ops], []
     target = members.get(name)
     if isinstance(target, Op):
         return laws.subjects(None, [target, *(own_ops if ops else ())], examples)
@@ -100,12 +101,25 @@ def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> lis
             if ops
             else [op for op in own_ops if any(laws.concerns(i, target) for i in op.impls) or _gives(op, target)]
         )
-        return laws.subjects(target, mine, examples)
+        return laws.subjects(target, [*mine, *(a for a in added if laws.concerns(a[1], target))], examples)
     classes = [
         c for c in members.values() if isinstance(c, type) and issubclass(c, Value) and c.__module__ == space.__name__
     ]
     found = [s for c in classes for s in laws.subjects(c, (), examples)]
-    return found + laws.subjects(None, own_ops, examples)
+    return found + laws.subjects(None, [*own_ops, *added], examples)
+
+
+def _all_ops() -> list[Op]:
+    return sorted(every, key=lambda op: op.name)
+
+
+def _op_named(space: Any, name: str) -> Any:
+    """An op of the module, or another one by its name."""
+    alike = [op for op in _all_ops() if op.name == name.rpartition(".")[2]]
+    found = getattr(space, name, alike[0] if alike else None)
+    if not isinstance(found, Op):
+        raise click.UsageError(f"{space.__name__} has no op {name}, and typax neither")
+    return found
 
 
 def _gives(op: Any, cls: Any) -> bool:

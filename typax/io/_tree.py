@@ -174,8 +174,12 @@ def leaf_of(x: Any, path: str, names: Names) -> Leaf | None:
     """A leaf for an array, a value, or the type of one; else ``None``."""
     if isinstance(x, np.ndarray | np.generic):
         return Leaf(path, jax.ShapeDtypeStruct(x.shape, x.dtype), (Kept(names.new(path), x.dtype, x.shape),), numpy=True)
-    if isinstance(x, jax.Array | jax.ShapeDtypeStruct | _jax.ShapedArray):
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct | _jax.ShapedArray) and not isinstance(x, _jax.Tracer):
         return Leaf(path, jax.ShapeDtypeStruct(x.shape, x.dtype), (Kept(names.new(path), x.dtype, x.shape),))
+    if isinstance(x, _jax.Tracer):
+        raise TypeError(
+            f"{path or 'the tree'}: a file is written outside of jit, grad and the like, where {x} has no values"
+        )
     ty = x if isinstance(x, ValueType) else _jax.typeof(x) if _jax.is_hi_value(x) else None
     if ty is None:
         return None

@@ -21,7 +21,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Integers:
-    """The integers from ``low`` to ``high``; without a zero point from ``-high``, so that negation stays inside."""
+    """The integers from ``low`` to ``high``; without a zero point from ``-high``, so that negation stays inside.
+
+    `largest` and `least` are the numbers at the ends, `gap` is the largest distance of two neighbours.
+    """
 
     low: int
     high: int
@@ -43,7 +46,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Floats:
-    """The finite numbers of a float dtype of 8 bits."""
+    """The finite numbers of a float ``dtype`` of 8 bits, with `largest`, `least` and `gap` as of `Integers`."""
 
     dtype: str
 
@@ -63,7 +66,7 @@ class Floats:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers by their codes 0, 1, ..., ascending.
+    """Numbers, ``values``, by their codes 0, 1, ..., ascending, with `largest`, `least` and `gap` as of `Integers`.
 
     ``signed``: they are magnitudes, and the bit above those of the code is the sign.  ``ties``: a number in the middle of
     two takes the ``"lower"`` code, or the ``"even"`` one.
@@ -165,6 +168,7 @@ class Format:
 
     @property
     def scale_storage(self) -> Any:
+        """The dtype in which scales are held."""
         return jnp.dtype("uint8" if self.scale.dtype == "e8m0" else self.scale.dtype)
 
 

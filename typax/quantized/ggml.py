@@ -41,7 +41,9 @@ BLOCKS = {
 
 
 class Ggml(Value, name="ggml"):
-    """An array whose rows are blocks of ggml: ``blocks``, uint8 ``[*batch, m, bytes]``, of one ``kind`` of `BLOCKS`.
+    """An array whose rows are blocks of ggml: ``blocks``, uint8 ``[*batch, m, bytes]``, of one ``kind``, such as ``"Q4_1"``.
+
+    ``values`` is how many a block has, ``dtype`` that of the array it stands for.
 
     Made of a file's bytes, or by `quantize_ggml`; its bytes go back into a file as they are.
     """
@@ -70,7 +72,7 @@ def of_blocks(blocks: Any, kind: str, dtype: Any = "float32") -> Ggml:
     """The value of blocks as they are in a file: uint8 ``[*batch, m, bytes]`` or ``[*batch, m * bytes]``.
 
     Raises:
-      ValueError: for a kind that is none of `BLOCKS`, or bytes that are no whole blocks.
+      ValueError: for a kind that there is not, or bytes that are no whole blocks.
     """
     block = _block(kind)
     size = blocks.shape[-1]
@@ -272,6 +274,6 @@ def quantize_ggml(x: Float[Array, "*batch n"], *, kind: str) -> Ggml:
     """Rows as blocks of ggml, one of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0; differentiates as the identity.
 
     Raises:
-      ValueError: see `encode_ggml`.
+      ValueError: for a kind that is not made here, or rows that are no whole number of blocks.
     """
     return of_blocks(encode_ggml(x, kind), kind, x.dtype)

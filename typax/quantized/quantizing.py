@@ -56,7 +56,7 @@ quantize.__doc__ = """Quantize a float array; differentiates as the identity (th
 
 Args:
   x: float, of any shape ``[*batch, n]``.
-  format: the name of one of `formats`, or a `Format`.
+  format: the name of one of `typax.quantized.formats`, or a `typax.quantized.Format`.
   axis: the axis or axes along which values share a scale, ``None`` for all: of a matrix ``[k, n]``, ``-1`` is one scale for
     each row, ``0`` one for each column.
   group: how many values along ``axis`` share one; ``None`` is all, or what the format says.  With several axes, one number

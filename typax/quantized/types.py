@@ -136,7 +136,9 @@ def _check(ty: QuantizedType) -> None:
 class Quantized(Value, name="quantized", hitype=QuantizedType):
     """The class of all quantized arrays. Made by `typax.quantize`; what a value stands for is `typax.dense` of it.
 
-    ``qvalue`` are the codes, ``scale`` is one for each row of them, an array or again a quantized one.
+    ``qvalue`` are the codes, ``scale`` is one for each row of them, an array or again a quantized one. A class says how it
+    is laid out: `general`, whether it is of any format; `word`, a letter for each axis; `extra`, what there is beside codes
+    and scales.
     """
 
     qvalue: Shaped[Array, "*batch n"]
@@ -172,7 +174,10 @@ class QArray(Quantized, name="q8"):
 
 
 class QColumns(Quantized, name="q8t"):
-    """Column-wise int8: the rows of ``qvalue`` are the columns of what it stands for, with one ``scale`` each."""
+    """Column-wise int8: the rows of ``qvalue`` are the columns of what it stands for, with one ``scale`` each.
+
+    ``dtype`` is that of the array it stands for.
+    """
 
     qvalue: Int8[Array, "*batch n k"]
     scale: Float32[Array, "*batch n"]
