@@ -42,7 +42,6 @@ from typax._structural import (
 )
 from typax._type import ValueType, dense_type, record_view
 
-
 every: "weakref.WeakSet[Op]" = weakref.WeakSet()
 """All ops that there are."""
 
