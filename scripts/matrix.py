@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 def run(side: str, words: list[str], trace: bool, refused: bool = False) -> dict[str, str]:
     """The cells of one side, in this process; of those alone that are expected to be errors, with ``refused``."""
     import _matrix  # pyright: ignore[reportMissingImports]
+    from _matrix import _table  # pyright: ignore[reportMissingImports]
     from _matrix.sides import SIDES  # pyright: ignore[reportMissingImports]
 
     if side == "raw":

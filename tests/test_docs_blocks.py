@@ -1,5 +1,6 @@
 """The documentation is true: every Python block of README.md and docs/ runs and prints what the page says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,9 +19,10 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 @pytest.mark.core
 @pages
 def test_page(page, tmp_path):
-    """In an interpreter of its own (with the devices that conftest asks for), in a directory of its own."""
+    """In an interpreter of its own, with JAX's defaults and the devices that conftest asks for, in a folder of its own."""
+    env = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
     done = subprocess.run(
-        [sys.executable, _docs.__file__, str(page)], cwd=tmp_path, text=True, capture_output=True, timeout=600
+        [sys.executable, _docs.__file__, str(page)], cwd=tmp_path, text=True, capture_output=True, timeout=600, env=env
     )
     if done.returncode:
         pytest.fail(done.stderr.strip().replace(f"{ROOT}/", ""), pytrace=False)

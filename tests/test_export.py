@@ -198,5 +198,5 @@ def test_a_class_that_does_not_exist_here():
     assert typax.deserialize(data).in_types == ((jax.typeof(v),), {})
     data = data.replace(b"elsewhere:Passing", b"elsewhere:Missing")
     head = data[:16] + zlib.crc32(data[20:]).to_bytes(4, "little")
-    with pytest.raises(ValueError, match="there is no value class elsewhere:Missing yet; import elsewhere first"):
+    with pytest.raises(ValueError, match="there is no value class 'elsewhere:Missing' yet; import elsewhere first"):
         typax.deserialize(head + data[20:])

@@ -29,7 +29,8 @@ def test_the_demo_shows_what_is_typed(minilm_folder, minilm_params, capsys):
     assert len(shown.splitlines()) <= 40 and shown.rstrip().endswith("}")
     assert shown.count("dot_general") == 6 and shown.count("q8t[") >= 6  # queries, keys, values, output, up, down
     assert "softmax" not in shown and "equations on arrays)" in shown
-    show_receipt(typax.Receipt(natives=["gather(q8[4,3], int32[2])"] * 3, densified=["exp makes q8[2@i,3] dense (4 bytes)"]))
+    lines = [typax.Line("gather", ("q8[4,3]", "int32[2]"), "native")] * 3
+    show_receipt(typax.Receipt([*lines, typax.Line("exp", ("q8[2@i,3]",), "densified", "q8[2@i,3]")]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "q8[" in line or "│ all" in line]
     numbers = [[word for word in row if word.isdigit()] for row in rows]
     assert numbers == [["0", "1"], ["3", "0"], ["3", "1"]]
