@@ -275,3 +275,12 @@ def test_the_page_lists_each_law_and_each_mutant():
 def test_each_law_is_stated_in_a_sentence():
     for law in laws.LAWS.values():
         assert law.statement.endswith(".") and "\n" not in law.statement and law.kind in ("type", "op")
+
+
+def test_examples_that_cannot_be_made_are_said_to_be_so():
+    def make(x: Float32[Array, "n"]) -> Rank1:
+        raise ValueError("not with this one")
+
+    result = laws.check(Rank1, laws=["raise-lower", "printing"], examples={Rank1: make}, max_examples=0)
+    assert len(result.failures) == 2
+    assert all(c.why == "an example cannot be made: ValueError: not with this one" for c in result.failures)

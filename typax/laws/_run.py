@@ -217,6 +217,8 @@ def check_cell(law: Law, subject: Subject, max_examples: int = 2, profiles: Sequ
                 run.drawn(profile, max_examples)
     except Broken as e:
         status, why, example = "fail", str(e), run.last
+    except Exception as e:  # of what the user gave to make examples
+        status, why = "fail", f"an example cannot be made: {type(e).__name__}: {one_line(e)}"
     else:
         if run.held:
             status = "pass"
