@@ -30,6 +30,13 @@ def strict_and_without_a_mesh():
     jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+@pytest.fixture
+def standard_promotion():
+    """JAX's default promotion, as other libraries need it: Optax multiplies integers by floats."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def minilm_folder():
     """The files of the sentence encoder of examples/; without them the test is skipped."""

@@ -18,11 +18,7 @@ optax = pytest.importorskip("optax")
 
 import typax.equinox as teqx  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 class Net(eqx.Module):

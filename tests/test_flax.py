@@ -19,11 +19,7 @@ import flax.serialization  # noqa: E402
 
 import typax.flax  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "typax"
 
 # A module imports only from those before it.
 ORDER = [
+    "_paths",
     "_jax",
     "_repairs",
     "_jaxpr",

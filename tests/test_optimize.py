@@ -19,11 +19,7 @@ from typax import LowRank, QArray, dense, quantize
 
 optax = pytest.importorskip("optax")
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies integers by floats
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 class Layer(typax.Value, name="layer"):

@@ -65,7 +65,7 @@ def type_from_json(data: Any) -> Any:
         raise ValueError(f"{cls.__name__} has the statics {names}, not {sorted(statics)}")
     parts = told.get("components")
     if not isinstance(parts, list) or len(parts) != len(decl.components):
-        raise ValueError(f"{cls.__name__} has the components {[c.name for c in decl.components]}, not {_brief(parts)}")
+        raise ValueError(f"{cls.__name__} has the components {[c.name for c in decl.components]}, not {brief(parts)}")
     leaves, tree = jax.tree.flatten(tuple(map(_tree_from_json, parts)))
     avals = [a if isinstance(a, ValueType) else _jax.ShapedArray(a.shape, a.dtype) for a in leaves]
     masks = told.get("masks")
@@ -101,6 +101,13 @@ def _tree_from_json(data: Any) -> Any:
     if "dict" in told:
         return {static_from_json(k): _tree_from_json(v) for k, v in _rows(told["dict"], None, 2)}
     return type_from_json(told)
+
+
+def show(ty: Any) -> str:
+    """A type as messages show it; of an array, or its type without shardings, ``float32[2,3]``; of all else, its class."""
+    if isinstance(ty, ValueType):
+        return str(ty)
+    return f"{ty.dtype}[{','.join(map(str, ty.shape))}]" if hasattr(ty, "dtype") else type(ty).__name__
 
 
 # --- statics --------------------------------------------------------------------------------------------------
@@ -144,7 +151,7 @@ def static_from_json(data: Any) -> Any:
     told = _object(data, "a static")
     kinds = {"float", "P", "tuple", "enum", "class", "dtype", "dataclass", "object"} & told.keys()
     if len(kinds) != 1:
-        raise ValueError(f"{_brief(data)} describes no static")
+        raise ValueError(f"{brief(data)} describes no static")
     (kind,) = kinds
     x = told[kind]
     if kind == "tuple":
@@ -152,7 +159,7 @@ def static_from_json(data: Any) -> Any:
     if kind == "P":
         return jax.P(*map(static_from_json, _list(x)))
     if not isinstance(x, str):
-        raise ValueError(f"{_brief(data)} describes no static")
+        raise ValueError(f"{brief(data)} describes no static")
     if kind == "float":
         return float.fromhex(x)
     if kind == "class":
@@ -162,14 +169,14 @@ def static_from_json(data: Any) -> Any:
     found = find_global(x)
     if kind == "enum":
         if not (isinstance(found, type) and issubclass(found, enum.Enum)) or told.get("name") not in found.__members__:
-            raise ValueError(f"{_brief(data)} is no member of an enum that exists here")
+            raise ValueError(f"{brief(data)} is no member of an enum that exists here")
         return found[told["name"]]
     if kind == "object":
         if not isinstance(found, type) or not hasattr(found, "from_json"):
-            raise ValueError(f"{_brief(x)} has no from_json")
+            raise ValueError(f"{brief(x)} has no from_json")
         return found.from_json(told.get("json"))  # type: ignore[attr-defined]
     if not _is_frozen(found):
-        raise ValueError(f"{_brief(x)} is no frozen dataclass")
+        raise ValueError(f"{brief(x)} is no frozen dataclass")
     fields = {k: static_from_json(v) for k, v in _object(told.get("fields"), "fields").items()}
     try:
         return found(**fields)
@@ -193,7 +200,7 @@ def dtype_of(name: Any) -> Any:
                     return dtype
         elif name in _DTYPES:
             return _DTYPES[name]
-    raise ValueError(f"{_brief(name)} is no dtype")
+    raise ValueError(f"{brief(name)} is no dtype")
 
 
 KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -214,6 +221,11 @@ _DTYPES: dict[str, Any] = {
 }
 
 
+def key_impl(dtype: Any) -> str:
+    """The generator whose keys have this dtype; a StopIteration if it is none of these."""
+    return next(impl for impl in KEYS if key_dtype(impl) == dtype)
+
+
 def class_name(cls: Any) -> str:
     """``module:Class``. Raises a TypeError if another value class has that name too, so that it could not be found again."""
     name = f"{cls.__module__}:{cls.__qualname__}"
@@ -229,7 +241,7 @@ def class_name(cls: Any) -> str:
 def find_class(name: Any) -> Any:
     """The value class of that name; raises a ValueError unless there is exactly one."""
     if not isinstance(name, str) or ":" not in name:
-        raise ValueError(f"{_brief(name)} names no value class")
+        raise ValueError(f"{brief(name)} names no value class")
     if isinstance(found := _global(name), type) and issubclass(found, Value):
         return found
     alike = [c for c in _classes(Value) if f"{c.__module__}:{c.__qualname__}" == name]  # made inside a function
@@ -237,7 +249,7 @@ def find_class(name: Any) -> Any:
         return alike[0]
     if alike:
         raise ValueError(f"there are {len(alike)} value classes {name}; define it once, in a module")
-    raise ValueError(f"there is no value class {_brief(name)} yet; import {name.split(':')[0]} first")
+    raise ValueError(f"there is no value class {brief(name)} yet; import {name.split(':')[0]} first")
 
 
 def _classes(cls: Any) -> Iterator[Any]:
@@ -260,7 +272,7 @@ def _global(name: str) -> Any:
 def find_global(name: str) -> Any:
     """What a module that is imported already has under ``module:name``; raises a ValueError if there is nothing."""
     if (found := _global(name)) is None:
-        raise ValueError(f"there is no {_brief(name)} yet; import {name.split(':')[0]} first")
+        raise ValueError(f"there is no {brief(name)} yet; import {name.split(':')[0]} first")
     return found
 
 
@@ -276,29 +288,30 @@ def _global_name(cls: Any, what: str) -> str:
 
 def _object(data: Any, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise ValueError(f"{_brief(data)} describes not {what}")
+        raise ValueError(f"{brief(data)} describes not {what}")
     return data
 
 
 def _list(data: Any) -> list[Any]:
     if not isinstance(data, list):
-        raise ValueError(f"{_brief(data)} is no list")
+        raise ValueError(f"{brief(data)} is no list")
     return data
 
 
 def _rows(data: Any, n: int | None, width: int | None = None) -> list[list[Any]]:
     rows = [_list(row) for row in _list(data)]
     if (n is not None and len(rows) != n) or (width is not None and any(len(r) != width for r in rows)):
-        raise ValueError(f"{_brief(data)} has not the form of what it stands for")
+        raise ValueError(f"{brief(data)} has not the form of what it stands for")
     return rows
 
 
 def _shape(data: Any) -> tuple[int, ...]:
     if not isinstance(data, list) or not all(type(n) is int and 0 <= n < 2**63 for n in data):
-        raise ValueError(f"{_brief(data)} is no shape")
+        raise ValueError(f"{brief(data)} is no shape")
     return tuple(data)
 
 
-def _brief(x: Any) -> str:
+def brief(x: Any) -> str:
+    """What a message shows of data that may be anything."""
     text = repr(x)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -6,11 +6,11 @@ become dense.  `_op` fills the registry, so that there is one registry of arithm
 hold programs of their own (loops, branches).
 """
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from typax import _jax, _jaxpr
+from typax._paths import matches
 
 
 class Native(Protocol):
@@ -55,11 +55,6 @@ class Modes(NamedTuple):
 
 
 PLAIN = Modes()
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern is one of a path, or of something that it is in."""
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}.*")
 
 
 registry: dict[Any, list[Native]] = {}
@@ -145,9 +140,11 @@ def _equation(eqn: Any, operands: list[Any], record: Record, modes: Modes, paths
         if record is not silent:
             record(event(eqn, types)._replace(path=path))
         return list(out) if eqn.primitive.multiple_results else [out]
-    for k, (t, is_hi) in enumerate(zip(types, hi, strict=True)):
-        if is_hi and record is not silent:
-            record(event(eqn, types)._replace(dense=t, path=paths[k] if paths is not None else None))
+    if record is not silent:
+        whole = event(eqn, types)
+        for k, (t, is_hi) in enumerate(zip(types, hi, strict=True)):
+            if is_hi:
+                record(whole._replace(dense=t, path=paths[k] if paths is not None else None))
     return _jaxpr.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])
 
 

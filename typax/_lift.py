@@ -17,6 +17,7 @@ from typax import _control as _control  # the programs inside programs register 
 from typax import _interpret, _jax, _jaxpr
 from typax._axes import static_key
 from typax._interpret import Event, Modes
+from typax._paths import dotted, matches
 from typax._prim import Cache
 from typax._receipt import Receipt, line_of
 from typax._structural import pack_open
@@ -151,7 +152,7 @@ def _is_type(x: Any) -> bool:
 
 def _mode(wanted: Mapping[str, Any], event: Event) -> Fallback:
     for key, mode in wanted.items():
-        if key in ("*", event.primitive) or (event.path is not None and _interpret.matches(key, event.path)):
+        if key in ("*", event.primitive) or (event.path is not None and matches(key, event.path)):
             return mode
     return "announce"
 
@@ -161,7 +162,7 @@ def _paths(args: Any, kwargs: Any) -> list[str]:
     out = []
     for keys, _ in flat:  # the tuple or the dict, the argument, then its own
         inner = keys[2:] or keys[1:]
-        out.append(jax.tree_util.keystr(inner, simple=True, separator="."))
+        out.append(dotted(inner))
     return out
 
 

@@ -10,7 +10,6 @@ weight contracts, so that it is one for each output.  Unless the rule names them
 of PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
 """
 
-import fnmatch
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from typax import _jax
+from typax._describe import show
+from typax._paths import dotted, matches
+from typax._receipt import nbytes
 from typax._type import ValueType
 from typax.quantized import quantize
 from typax.quantized.format import format_of
@@ -113,7 +115,7 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
             y, why = _treat(path, x, action, pattern == path, everything)
         out.append(y)
         if hasattr(x, "dtype") or _is_hi(x):
-            told.append(Treated(path, _shown(x), _shown(y), _nbytes(x), _nbytes(y), pattern, why))
+            told.append(Treated(path, show(_type(x)), show(_type(y)), nbytes(_type(x)), nbytes(_type(y)), pattern, why))
     unmatched = tuple(p for i, (p, _) in enumerate(rules) if i not in used)
     return treedef.unflatten(out), Report(tuple(told), unmatched)
 
@@ -125,14 +127,10 @@ def _is_hi(x: Any) -> bool:
 
 def path_of(keys: Any) -> str:
     """The path of a leaf, joined by dots, without what a Flax variable adds to it."""
-    text = jax.tree_util.keystr(keys, simple=True, separator=".")
+    text = dotted(keys)
     for tail in (".value", ".raw_value"):
         text = text.removesuffix(tail)
     return text
-
-
-def matches(pattern: str, path: str) -> bool:
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}.*")
 
 
 def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[str]) -> tuple[Any, str | None]:
@@ -144,7 +142,7 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
         return action(x), None
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
         if insist:
-            raise ValueError(f"{path} is {_shown(x)}, and only arrays of floats can be quantized")
+            raise ValueError(f"{path} is {show(x)}, and only arrays of floats can be quantized")
         return x, "it is no array of floats"
     if not insist and (x.ndim < 2 or path.rpartition(".")[2] in ("bias", "b", "scale")):
         return x, f"it is called {path.rpartition('.')[2]}" if x.ndim >= 2 else f"its rank is {x.ndim}"
@@ -158,7 +156,7 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
             return jax.make_jaxpr(quantized)(x).jaxpr.outvars[0].aval, None
         return quantized(x), None
     except (ValueError, TypeError) as e:
-        raise ValueError(f"{path}, {_shown(x)}: {e}") from None
+        raise ValueError(f"{path}, {show(x)}: {e}") from None
 
 
 def shared_axes(path: str, ndim: int, everything: frozenset[str]) -> tuple[int, ...]:
@@ -244,15 +242,6 @@ def _from_toml(path: Path) -> list[tuple[str, Any]]:
     return out
 
 
-def _shown(x: Any) -> str:
-    if _is_hi(x):
-        return str(x if isinstance(x, ValueType) else _jax.typeof(x))
-    if hasattr(x, "dtype"):
-        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-    return type(x).__name__
-
-
-def _nbytes(x: Any) -> int:
-    if hasattr(x, "nbytes"):
-        return int(x.nbytes)
-    return int(jnp.dtype(x.dtype).itemsize) * x.size if hasattr(x, "dtype") else 0
+def _type(x: Any) -> Any:
+    """What has the dtype and shape of a leaf: the type of a value, or an array itself."""
+    return _jax.typeof(x) if _is_hi(x) and not isinstance(x, ValueType) else x

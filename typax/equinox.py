@@ -265,9 +265,7 @@ def tree_deserialise_leaves(path_or_file: Any, like: Any, filter_spec: Any = Non
         want = json.dumps(_describe.type_to_json(leaf.type)).encode()
         if told.dtype != np.uint8 or told.tobytes() != want:
             raise TypeError(f"`like` has {leaf.type} where the file has {_shown(told)}")
-        views = [kept.restored(np.load(file)) for kept in leaf.arrays]
-        los = [_save._on_device(v, leaf, kept, None) for v, kept in zip(views, leaf.arrays, strict=True)]
-        return _save._retyped(leaf.type, los)
+        return _save.value_of(leaf, [kept.restored(np.load(file)) for kept in leaf.arrays])
 
     return eqx.tree_deserialise_leaves(path_or_file, like, spec, is_leaf)
 

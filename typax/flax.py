@@ -99,8 +99,7 @@ def _from_state(target: Any, state: Any) -> Any:
     if not isinstance(state, dict) or state.get("type") != json.dumps(_describe.type_to_json(ty)):
         got = state.get("type") if isinstance(state, dict) else type(state).__name__
         raise TypeError(f"flax.serialization: the target is {ty}, but what was kept is {_shown(got)}")
-    los = [_save._on_device(kept.restored(np.asarray(state[kept.name])), leaf, kept, None) for kept in leaf.arrays]
-    return _save._retyped(leaf.type, los)
+    return _save.value_of(leaf, [kept.restored(np.asarray(state[kept.name])) for kept in leaf.arrays])
 
 
 def _shown(told: Any) -> str:

@@ -167,22 +167,26 @@ def _(s: Any, jit: Any) -> Any:
 # --- the host
 
 
+def _on_host(s: Any) -> Any:
+    """What makes a value dense in a callback."""
+    if s.is_plain:
+        return lambda q: np.asarray(q)
+    return lambda q: np.asarray(s.codes(q)) * np.asarray(s.steps(q))[..., None]
+
+
+def _through_host(s: Any, callback: Any) -> Any:
+    """What a callback makes dense."""
+    return s.jit(lambda q: callback(_on_host(s), jax.ShapeDtypeStruct((2, 3), jnp.float32), q))(s.q)
+
+
 @row("pure_callback with a hi argument")
 def _(s: Any) -> Any:
-    host = (
-        (lambda q: np.asarray(q)) if s.is_plain else (lambda q: np.asarray(s.codes(q)) * np.asarray(s.steps(q))[..., None])
-    )
-    shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    return s.jit(lambda q: s.pure_callback(host, shape, q))(s.q)
+    return _through_host(s, s.pure_callback)
 
 
 @row("io_callback with a hi argument")
 def _(s: Any) -> Any:
-    host = (
-        (lambda q: np.asarray(q)) if s.is_plain else (lambda q: np.asarray(s.codes(q)) * np.asarray(s.steps(q))[..., None])
-    )
-    shape = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    return s.jit(lambda q: s.io_callback(host, shape, q))(s.q)
+    return _through_host(s, s.io_callback)
 
 
 def printed(call: Any) -> str:
@@ -207,9 +211,7 @@ def _(s: Any, jit: Any) -> Any:
 @row("debug.callback with a value under jit")
 def _(s: Any) -> Any:
     seen = []
-    host = (
-        (lambda q: np.asarray(q)) if s.is_plain else (lambda q: np.asarray(s.codes(q)) * np.asarray(s.steps(q))[..., None])
-    )
+    host = _on_host(s)
     s.jit(lambda q: s.debug_callback(lambda q: seen.append(host(q)), q))(s.q)
     jax.effects_barrier()
     return jnp.asarray(seen[0])

@@ -9,6 +9,7 @@ import click
 import jax
 import jax.numpy as jnp
 
+from typax._describe import show
 from typax._recipe import quantize_tree
 from typax._structural import dense
 from typax._type import ValueType
@@ -49,8 +50,7 @@ def _row(path: str, x: Any) -> dict[str, Any]:
     if not isinstance(x, Leaf):
         return {"path": path, "type": repr(x), "shape": [], "numbers": 0, "bytes": 0}
     ty = x.type
-    shown = str(ty) if isinstance(ty, ValueType) else f"{ty.dtype}[{','.join(map(str, ty.shape))}]"
-    return {"path": path, "type": shown, "shape": list(ty.shape), "numbers": ty.size, "bytes": x.nbytes}
+    return {"path": path, "type": show(ty), "shape": list(ty.shape), "numbers": ty.size, "bytes": x.nbytes}
 
 
 def _bits(row: dict[str, Any]) -> str:

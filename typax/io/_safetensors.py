@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from typax._describe import brief
 from typax.io._disk import FileError, fail, replacing
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -166,9 +167,9 @@ def _entry(path: Path, name: str, told: Any, payload: int) -> Entry:
     if not isinstance(told["dtype"], str) or told["dtype"] not in DTYPES:
         fail(path, f"dtype {told['dtype']!r} is none of {', '.join(DTYPES)}", name)
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**63 for n in shape) or len(shape) > 64:
-        fail(path, f"shape {_brief(shape)} is not a list of sizes", name)
+        fail(path, f"shape {brief(shape)} is not a list of sizes", name)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
-        fail(path, f"data_offsets {_brief(offsets)} are not two numbers", name)
+        fail(path, f"data_offsets {brief(offsets)} are not two numbers", name)
     start, stop = offsets
     if not 0 <= start <= stop <= payload:
         fail(path, f"data_offsets {offsets} lie outside of the {payload} bytes of the payload (is the file cut off?)", name)
@@ -177,11 +178,6 @@ def _entry(path: Path, name: str, told: Any, payload: int) -> Entry:
     if want != stop - start:
         fail(path, f"{told['dtype']}{shape} takes {want} bytes, but its data_offsets give {stop - start}", name)
     return Entry(dtype, tuple(shape), start, stop)
-
-
-def _brief(x: Any) -> str:
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ the header's metadata under ``typax``, with the SHA-256 of each.  A file that ty
 """
 
 import contextlib
-import fnmatch
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from typax import _describe, _jax
+from typax._describe import show
+from typax._paths import dotted, matches
+from typax._placement import device_put
 from typax._type import ValueType
 from typax.io import _tree
 from typax.io._disk import FileError, fail, replacing
@@ -136,7 +138,7 @@ class Checkpoint:
             reader = Reader(path)
             self.readers, meta = dict.fromkeys(reader.entries, reader), reader.metadata
         self.metadata = meta
-        self.tree = _told(path, meta)
+        self.tree = told_in(path, meta)
 
     def array(self, kept: Kept) -> np.ndarray:
         """An array, as a view of the file or unpacked."""
@@ -218,14 +220,14 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
             raise FileError(f"{ck.path}: no path is chosen by {only!r}; it has {some}, …")
         return {p: make(x) for p, x in chosen.items()}
     if like is not None:
-        return _into(ck, like, make)
+        return into(ck, like, make)
     if ck.tree is None:
         return {p: make(x) for p, x in ck.leaves().items()}
     ck.leaves()  # what is no description is found out here
-    return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: _node(ck.path, name, xs))
+    return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: node(ck.path, name, xs))
 
 
-def _node(path: Path, name: str, children: list[Any]) -> Any:
+def node(path: Path, name: str, children: list[Any]) -> Any:
     kind, _, name = name.partition(" ")
     if kind == "namedtuple":
         try:
@@ -238,12 +240,12 @@ def _node(path: Path, name: str, children: list[Any]) -> Any:
     fail(path, f"it has a {name} in its tree, which only load(path, like=tree) can make, of a tree that has one too")
 
 
-def _into(ck: Checkpoint, like: Any, make: Callable[[Any], Any]) -> Any:
+def into(ck: Checkpoint, like: Any, make: Callable[[Any], Any]) -> Any:
     """The leaves of a checkpoint in the structure of another tree."""
     have = {p: x for p, x in ck.leaves().items() if x is not None}
     is_type = lambda x: isinstance(x, ValueType | _jax.ShapedArray)
     paths, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_type)
-    want = {jax.tree_util.keystr(k, simple=True, separator="."): x for k, x in paths}
+    want = {dotted(k): x for k, x in paths}
     if len(want) < len(paths) or any("~" in p for p in have):
         fail(ck.path, "two of its leaves have the same path, so that they cannot be told apart in `like`")
     if missing := [p for p in want if p not in have]:
@@ -254,20 +256,17 @@ def _into(ck: Checkpoint, like: Any, make: Callable[[Any], Any]) -> Any:
         asked = _tree.leaf_of(x, p, _tree.Names())
         if asked is None:
             continue
-        got = have[p].type if isinstance(have[p], Leaf) else type(have[p]).__name__
+        got = have[p].type if isinstance(have[p], Leaf) else have[p]
         if not _same_type(got, asked.type):
-            fail(ck.path, f"{p} is {_shown(got)}, where `like` has {_shown(asked.type)}")
+            fail(ck.path, f"{p} is {show(got)}, where `like` has {show(asked.type)}")
     return tree.unflatten([make(have[p]) for p in want])
 
 
 def _same_type(a: Any, b: Any) -> bool:
     if isinstance(a, ValueType) and isinstance(b, ValueType):
         return _describe.type_to_json(a) == _describe.type_to_json(b)  # wherever they are
-    return not isinstance(a, str | ValueType) and not isinstance(b, ValueType) and (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-def _shown(ty: Any) -> str:
-    return str(ty) if isinstance(ty, ValueType | str) else f"{ty.dtype}[{','.join(map(str, ty.shape))}]"
+    arrays = hasattr(a, "dtype") and not isinstance(a, ValueType) and not isinstance(b, ValueType)
+    return arrays and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
 def _and_more(names: Sequence[str]) -> str:
@@ -279,7 +278,7 @@ def chooser(only: Any) -> Callable[[str], bool]:
     if callable(only):
         return lambda p: bool(only(p))
     patterns = [only] if isinstance(only, str) else list(only)
-    return lambda p: any(fnmatch.fnmatchcase(p, x) or fnmatch.fnmatchcase(p, f"{x}.*") for x in patterns)
+    return lambda p: any(matches(x, p) for x in patterns)
 
 
 # --- arrays on devices ------------------------------------------------------------------------------------------
@@ -295,11 +294,16 @@ def _made(ck: Checkpoint, leaf: Leaf, place: Callable[[str, Any], Any]) -> Any:
         return _on_device(views[0], leaf, leaf.arrays[0], to)
     if any(np.dtype(a.planned.dtype).itemsize == 8 for a in leaf.arrays) and not jax.config.jax_enable_x64:
         fail(ck.path, f"{ty} has components of 64 bits: set jax_enable_x64 to load it", leaf.arrays[0].name)
-    los = [_on_device(v, leaf, a, t) for v, a, t in zip(views, leaf.arrays, _targets(ty, to), strict=True)]
-    return _retyped(ty, los)
+    return value_of(leaf, views, to)
 
 
-def _targets(ty: ValueType, to: Any) -> list[Any]:
+def value_of(leaf: Leaf, views: Sequence[np.ndarray], to: Any = None) -> Any:
+    """The value of a leaf over these components, as NumPy has them; what it stands for goes to ``to``."""
+    each = zip(views, leaf.arrays, targets(leaf.type, to), strict=True)
+    return over(leaf.type, [_on_device(v, leaf, a, t) for v, a, t in each])
+
+
+def targets(ty: ValueType, to: Any) -> list[Any]:
     """Where the arrays of a value go, if what it stands for goes there."""
     if not isinstance(to, jax.sharding.NamedSharding):
         return [to] * len(ty.lo_ty())
@@ -307,16 +311,15 @@ def _targets(ty: ValueType, to: Any) -> list[Any]:
     return [jax.sharding.NamedSharding(mesh, s) for s in spec.to_lo()]
 
 
-def _retyped(ty: ValueType, los: Sequence[Any]) -> Any:
+def over(ty: ValueType, los: Sequence[Any]) -> Any:
     """A value of this type over these arrays, wherever they lie."""
     return ty.with_los([_jax.typeof(x) for x in los]).check().open_val(*los)
 
 
 def _on_device(view: np.ndarray, leaf: Leaf, kept: Kept, to: Any) -> Any:
     """An array that owns its memory, from a view of a file."""
-    if jnp.issubdtype(kept.dtype, jax.dtypes.prng_key):
-        impl = next(i for i in _describe.KEYS if _describe.key_dtype(i) == kept.dtype)
-        key = jax.random.wrap_key_data(jnp.array(view), impl=impl)
+    if _tree.is_key(kept.dtype):
+        key = jax.random.wrap_key_data(jnp.array(view), impl=_describe.key_impl(kept.dtype))
         return key if to is None else jax.device_put(key, to)
     if view.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(view.dtype) != view.dtype:
         return view.copy()  # 64 bits, which JAX does not hold: NumPy does
@@ -325,18 +328,15 @@ def _on_device(view: np.ndarray, leaf: Leaf, kept: Kept, to: Any) -> Any:
             return jax.make_array_from_callback(view.shape, to, lambda i: np.array(view[i]))
         except (ValueError, IndexError) as e:
             why = f"{to.spec} is of more axes than {view.ndim}" if len(to.spec) > view.ndim else str(e).splitlines()[0]
-            raise TypeError(f"{leaf.path}: {_shown(leaf.type)} cannot be put as {to.spec}: {why}") from None
+            raise TypeError(f"{leaf.path}: {show(leaf.type)} cannot be put as {to.spec}: {why}") from None
     return jax.device_put(np.array(view), to)
 
 
 def put(x: Any, place: Callable[[str, Any], Any], path: str) -> Any:
     """An array or a value, moved to where ``place`` has it."""
-    if isinstance(x, np.ndarray) or (to := place(path, ty := _jax.typeof(x))) is None:
+    if isinstance(x, np.ndarray) or (to := place(path, _jax.typeof(x))) is None:
         return x
-    if not isinstance(ty, ValueType):
-        return jax.device_put(x, to)
-    targets = _targets(ty, to)
-    return _retyped(ty, [jax.device_put(v, t) for v, t in zip(ty.lower_val(x), targets, strict=True)])
+    return device_put(x, to)
 
 
 def placing(sharding: Any) -> Callable[[str, Any], Any]:
@@ -363,7 +363,7 @@ def _about(path: Path) -> Iterator[None]:
         fail(path, str(e) or "its description is nested too deeply")
 
 
-def _told(path: Path, meta: Mapping[str, Any]) -> Any:
+def told_in(path: Path, meta: Mapping[str, Any]) -> Any:
     if (text := meta.get("typax")) is None:
         return None
     with _about(path):

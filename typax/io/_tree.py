@@ -23,6 +23,8 @@ import ml_dtypes
 import numpy as np
 
 from typax import _describe, _jax
+from typax._describe import brief
+from typax._paths import dotted
 from typax._type import ValueType
 from typax.io._safetensors import NAMES, Planned
 
@@ -44,7 +46,7 @@ class Kept:
     def planned(self) -> Planned:
         """What the file holds of it."""
         dtype, shape = self.dtype, self.shape
-        if _is_key(dtype):
+        if is_key(dtype):
             words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
             return Planned(np.dtype("u4"), tuple(words.shape))
         if bits := _bits(dtype):
@@ -55,21 +57,21 @@ class Kept:
 
     def stored(self, x: Any) -> np.ndarray:
         """The array as the file holds it."""
-        if _is_key(self.dtype):
+        if is_key(self.dtype):
             return np.asarray(jax.random.key_data(x))
         x, want = np.ascontiguousarray(x), self.planned
         return pack(x, bits) if (bits := _bits(self.dtype)) else x.reshape(-1).view(want.dtype).reshape(want.shape)
 
     def restored(self, raw: np.ndarray) -> np.ndarray:
         """The array that the file holds so; of keys, their words."""
-        if _is_key(self.dtype):
+        if is_key(self.dtype):
             return raw
         dtype = np.dtype(self.dtype)
         flat = unpack(raw, bits, math.prod(self.shape)) if (bits := _bits(dtype)) else raw.reshape(-1)
         return flat.view(dtype).reshape(self.shape)
 
 
-def _is_key(dtype: Any) -> bool:
+def is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -156,7 +158,7 @@ def describe(tree: Any) -> tuple[Any, list[Leaf], list[Any]]:
         children, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
         if len(children) == 1 and children[0][1] is x:
             raise TypeError(f"{path or 'the tree'}: {kind.__name__} {x!r} is neither an array, a value nor a node of a tree")
-        named = [(jax.tree_util.keystr(k, simple=True, separator="."), v) for k, v in children]
+        named = [(dotted(k), v) for k, v in children]
         return {"node": [[k, walk(v, _join(path, k))] for k, v in named], "class": _name(kind)}
 
     return walk(tree, ""), leaves, found
@@ -213,7 +215,7 @@ def rebuild(told: Any, make: Callable[[str, Any], Any], node: Callable[[str, lis
 
     def walk(told: Any, path: str) -> Any:
         if not isinstance(told, dict):
-            raise ValueError(f"at {path or 'the root'} there is {_brief(told)} in place of a node")
+            raise ValueError(f"at {path or 'the root'} there is {brief(told)} in place of a node")
         match told:
             case {"value": v}:
                 return make(path, _describe.static_from_json(v))
@@ -232,7 +234,7 @@ def rebuild(told: Any, make: Callable[[str, Any], Any], node: Callable[[str, lis
             } if all(isinstance(r, list) and len(r) == 2 and isinstance(r[0], str) for r in rows):
                 children = [walk(v, _join(path, k)) for k, v in rows]
                 return node(f"{'node' if 'node' in told else 'namedtuple'} {name}", children)
-        raise ValueError(f"at {path or 'the root'} there is {_brief(told)} in place of a node")
+        raise ValueError(f"at {path or 'the root'} there is {brief(told)} in place of a node")
 
     return walk(told, "")
 
@@ -270,11 +272,6 @@ def leaf_from_json(told: dict[str, Any], path: str) -> Leaf:
     ty, tensors = _describe.type_from_json(told), told.get("tensors")
     los = ty.lo_ty() if isinstance(ty, ValueType) else [ty]
     if not isinstance(tensors, list) or len(tensors) != len(los) or not all(isinstance(t, str) for t in tensors):
-        raise ValueError(f"{path}: {_brief(tensors)} does not name the {len(los)} arrays of {ty}")
+        raise ValueError(f"{path}: {brief(tensors)} does not name the {len(los)} arrays of {ty}")
     kept = tuple(Kept(t, a.dtype, tuple(a.shape)) for t, a in zip(tensors, los, strict=True))
     return Leaf(path, ty, kept, numpy=told.get("numpy") is True)
-
-
-def _brief(x: Any) -> str:
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:77]}..."

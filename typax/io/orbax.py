@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from typax import _describe, _jax
+from typax._describe import show
+from typax._paths import dotted
 from typax._type import ValueType
 from typax.io import _save, _tree
 from typax.io._disk import FileError
@@ -56,7 +58,7 @@ class Handler(ocp.StandardCheckpointHandler):
             raise FileError(f"{directory}: no Orbax checkpoint: {e}") from None
         ck = _Checkpoint(directory, metadata)
         if args.like is not None:
-            _save._into(ck, args.like, lambda x: x)  # says what does not fit, before anything is read
+            _save.into(ck, args.like, lambda x: x)  # says what does not fit, before anything is read
         leaves = [x for x in ck.leaves().values() if isinstance(x, Leaf)]
         place = _placing(ck, args.sharding, args.like)
         asked = {a.name: _asked(a, s) for x in leaves for a, s in zip(x.arrays, place(x), strict=True)}
@@ -66,8 +68,8 @@ class Handler(ocp.StandardCheckpointHandler):
             return _made(x, [_restored(a, read[a.name]) for a in x.arrays]) if isinstance(x, Leaf) else x
 
         if args.like is not None:
-            return _save._into(ck, args.like, make)
-        return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: _save._node(ck.path, name, xs))
+            return _save.into(ck, args.like, make)
+        return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: _save.node(ck.path, name, xs))
 
 
 @ocp.args.register_with_handler(Handler, for_save=True)
@@ -136,7 +138,7 @@ class _Checkpoint(_save.Checkpoint):
         self.path = Path(str(path))
         if not isinstance(metadata, dict) or "typax" not in metadata:
             raise FileError(f"{path}: this Orbax checkpoint tells of no values; restore it with Orbax")
-        self.tree = _save._told(self.path, {"typax": json.dumps(metadata["typax"])})
+        self.tree = _save.told_in(self.path, {"typax": json.dumps(metadata["typax"])})
 
 
 def _los(leaf: Leaf, x: Any) -> list[Any]:
@@ -146,10 +148,6 @@ def _los(leaf: Leaf, x: Any) -> list[Any]:
 # --- one array --------------------------------------------------------------------------------------------------
 
 
-def _is_key(kept: Kept) -> bool:
-    return jnp.issubdtype(kept.dtype, jax.dtypes.prng_key)
-
-
 def _is_small(kept: Kept) -> bool:
     """Whether Orbax does not store the dtype, which is one of at most a byte."""
     name = np.dtype(kept.dtype).name
@@ -157,7 +155,7 @@ def _is_small(kept: Kept) -> bool:
 
 
 def _stored(kept: Kept, x: Any) -> Any:
-    if _is_key(kept):
+    if _tree.is_key(kept.dtype):
         return jax.random.key_data(x)
     if not _is_small(kept):
         return x
@@ -180,17 +178,15 @@ def _width(dtype: Any) -> int:
 
 def _asked(kept: Kept, sharding: Any) -> Any:
     """What to ask Orbax for."""
-    if _is_key(kept):
-        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kept.shape, kept.dtype))
-        return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
+    if _tree.is_key(kept.dtype):
+        return jax.ShapeDtypeStruct(kept.planned.shape, kept.planned.dtype, sharding=sharding)
     return jax.ShapeDtypeStruct(kept.shape, np.uint8 if _is_small(kept) else kept.dtype, sharding=sharding)
 
 
 def _restored(kept: Kept, x: Any) -> Any:
     """The array that is stored so."""
-    if _is_key(kept):
-        impl = next(i for i in _describe.KEYS if _describe.key_dtype(i) == kept.dtype)
-        return jax.random.wrap_key_data(x, impl=impl)
+    if _tree.is_key(kept.dtype):
+        return jax.random.wrap_key_data(x, impl=_describe.key_impl(kept.dtype))
     if not _is_small(kept):
         return x
     return kept.restored(x) if isinstance(x, np.ndarray) else _from_bytes(x, np.dtype(kept.dtype))
@@ -198,7 +194,7 @@ def _restored(kept: Kept, x: Any) -> Any:
 
 def _made(leaf: Leaf, los: list[Any]) -> Any:
     if isinstance(leaf.type, ValueType):
-        return _save._retyped(leaf.type, los)
+        return _save.over(leaf.type, los)
     return np.asarray(los[0])[()] if leaf.numpy else los[0]
 
 
@@ -212,7 +208,7 @@ def _placing(ck: _Checkpoint, sharding: Any, like: Any) -> Callable[[Leaf], list
     lying = {}
     if like is not None and sharding is None:
         paths, _ = jax.tree_util.tree_flatten_with_path(like, is_leaf=_is_type)
-        lying = {jax.tree_util.keystr(k, simple=True, separator="."): x for k, x in paths}
+        lying = {dotted(k): x for k, x in paths}
 
     def place(leaf: Leaf) -> list[Any]:
         ty = leaf.type
@@ -224,14 +220,13 @@ def _placing(ck: _Checkpoint, sharding: Any, like: Any) -> Callable[[Leaf], list
         if isinstance(to, jax.Device):
             to = jax.sharding.SingleDeviceSharding(to)
         shardings = [to if to is not None else default] * len(leaf.arrays)
-        if isinstance(to, jax.sharding.NamedSharding) and isinstance(ty, ValueType):
-            spec, mesh = ty.partition_spec(to)
-            shardings = [jax.sharding.NamedSharding(mesh, s) for s in spec.to_lo()]
+        if isinstance(ty, ValueType) and to is not None:
+            shardings = _save.targets(ty, to)
         for kept, s in zip(leaf.arrays, shardings, strict=True):
             try:
                 s.shard_shape(kept.shape)
             except ValueError as e:
-                raise TypeError(f"{leaf.path}: {_save._shown(ty)} cannot be put as {to}: {kept.name}: {e}") from None
+                raise TypeError(f"{leaf.path}: {show(ty)} cannot be put as {to}: {kept.name}: {e}") from None
         return shardings
 
     return place
