@@ -27,6 +27,8 @@ from typax._describe import brief
 from typax._paths import dotted
 from typax._type import ValueType
 from typax.io._safetensors import NAMES, Planned
+from typax.quantized import packing
+from typax.quantized.format import unsigned
 
 VERSION = 1
 
@@ -86,16 +88,13 @@ def _bits(dtype: Any) -> int:
 
 def pack(x: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of 1, 2 or 4 bits, as bytes: the first in the lowest bits."""
-    codes = x.reshape(-1).view(np.uint8) & np.uint8(2**bits - 1)
-    per = 8 // bits
-    codes = np.pad(codes, (0, -codes.size % per)).reshape(-1, per)
-    return np.bitwise_or.reduce(codes << (np.arange(per, dtype=np.uint8) * np.uint8(bits)), axis=1).astype(np.uint8)
+    codes, format = x.reshape(-1).view(np.uint8), unsigned(bits)
+    return np.asarray(packing.pack(format, np.pad(codes, (0, -codes.size % format.per))))
 
 
 def unpack(raw: np.ndarray, bits: int, n: int) -> np.ndarray:
     """The ``n`` codes that `pack` put into bytes."""
-    shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-    return ((raw.reshape(-1)[:, None] >> shifts) & np.uint8(2**bits - 1)).reshape(-1)[:n]
+    return np.asarray(packing.unpack(unsigned(bits), raw.reshape(-1)))[:n]
 
 
 # --- a tree ---------------------------------------------------------------------------------------------------

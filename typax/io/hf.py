@@ -33,8 +33,8 @@ from typax._value import Value
 from typax.io._disk import FileError, fail
 from typax.io._save import Checkpoint, chooser, placing, put
 from typax.io._tree import Kept
-from typax.quantized import Quantized, from_codes
-from typax.quantized.format import NF4, Format, Integers, formats
+from typax.quantized import Quantized, from_codes, packing
+from typax.quantized.format import NF4, Format, formats, signed, unsigned
 
 
 class Permuted(Value, name="perm"):
@@ -193,7 +193,7 @@ class _Reader:
         """compressed-tensors: int32 words along the inputs, or bytes of two 4-bit floats."""
         words, s = self.array(f"{stem}.weight_packed"), self.array(f"{stem}.weight_scale")
         if words.dtype == np.uint8:
-            codes = _unpacked(words, 4, 2 * words.shape[1])
+            codes = _unpacked(words, unsigned(4), 2 * words.shape[1])
             if s.dtype == np.uint8:
                 return self._built(codes, s, "mxfp4")
             inverse = np.float32(1) / self.array(f"{stem}.weight_global_scale").astype(np.float32).reshape(())
@@ -206,7 +206,7 @@ class _Reader:
                 f"{list(words.shape)} words do not hold [{n}, {k}] codes of {bits} bits",
                 f"{stem}.weight_packed",
             )
-        codes = _unpacked(words, bits, k)  # the code plus half the range
+        codes = _unpacked(words, unsigned(bits), k)  # the code plus half the range
         s = _scales(s)
         g = None if s.size in (1, n) and s.shape[-1] == 1 else _group(k, s.shape[1])
         layout = {"axis": None} if s.size == 1 else {"axis": -1, "group": g}
@@ -215,18 +215,18 @@ class _Reader:
         rows = s.reshape(()) if s.size == 1 else s.reshape(n) if g is None else s
         if self.has(f"{stem}.weight_zero_point"):
             z = self.array(f"{stem}.weight_zero_point")
-            z = _unpacked(z.T, bits, n).T if z.dtype == np.int32 else (z + (1 << bits - 1)).astype(np.uint8)
-            return self._built(codes, rows, _unsigned(bits), zero_point=z.reshape(rows.shape), **layout)
-        signed = (codes.astype(np.int16) - (1 << bits - 1)).astype(np.int8)
-        return self._built(signed, rows, _signed(bits), **layout)
+            z = _unpacked(z.T, unsigned(bits), n).T if z.dtype == np.int32 else (z + (1 << bits - 1)).astype(np.uint8)
+            return self._built(codes, rows, unsigned(bits), zero_point=z.reshape(rows.shape), **layout)
+        shifted = (codes.astype(np.int16) - (1 << bits - 1)).astype(np.int8)
+        return self._built(shifted, rows, signed(bits), **layout)
 
     def _gptq(self, stem: str) -> Any:
         bits = int(self.config.get("bits", 4))
         w, z = self.array(f"{stem}.qweight"), self.array(f"{stem}.qzeros")
         s = _scales(self.array(f"{stem}.scales"))
         (g, n), k = s.shape, w.shape[0] * 32 // bits
-        codes = _unpacked(w.T, bits, k)
-        zeros = _unpacked(z, bits, n)
+        codes = _unpacked(w.T, unsigned(bits), k)
+        zeros = _unpacked(z, unsigned(bits), n)
         if str(self.config.get("checkpoint_format", "gptq")) != "gptq_v2":
             zeros = (zeros + 1) & ((1 << bits) - 1)
         size = None if g == 1 else _group(k, g)
@@ -235,7 +235,7 @@ class _Reader:
             codes = codes[:, order]
         shape = (n,) if g == 1 else (n, g)
         given = {"zero_point": zeros.T.reshape(shape), "axis": -1, "group": size}
-        value = self._built(codes, s.T.reshape(shape), _unsigned(bits), **given)
+        value = self._built(codes, s.T.reshape(shape), unsigned(bits), **given)
         return value if order is None else Permuted(value, jnp.asarray(order, jnp.int32))
 
     def _awq(self, stem: str) -> Any:
@@ -247,7 +247,7 @@ class _Reader:
         columns = np.argsort(np.array([0, 2, 4, 6, 1, 3, 5, 7]))
 
         def ordered(words: np.ndarray) -> np.ndarray:
-            codes = _unpacked(words, 4, n).reshape(words.shape[0], n // 8, 8)
+            codes = _unpacked(words, unsigned(4), n).reshape(words.shape[0], n // 8, 8)
             return codes[..., columns].reshape(words.shape[0], n).T
 
         codes, zeros = ordered(self.array(f"{stem}.qweight")), ordered(self.array(f"{stem}.qzeros"))
@@ -273,7 +273,7 @@ class _Reader:
         n, k = shape
         if k % size:
             fail(self.ck.path, f"blocks of {size} go over the ends of its rows of {k}", name)
-        codes = _unpacked(self.array(name).reshape(1, -1), 4, n * k, high=True).reshape(n, k)
+        codes = _unpacked(self.array(name).reshape(1, -1), formats()["nf4"], n * k).reshape(n, k)
         return self._built(codes, s.astype(np.float32).reshape(n, k // size), "nf4", group=size)
 
 
@@ -301,29 +301,14 @@ def _order(g_idx: np.ndarray, group: int | None) -> np.ndarray | None:
     return order
 
 
-def _unpacked(words: np.ndarray, bits: int, n: int, high: bool = False) -> np.ndarray:
-    """Codes uint8 [rows, n] of rows of words, the first in the lowest bits (``high``: of each byte in the highest)."""
+def _unpacked(words: np.ndarray, format: Format, n: int) -> np.ndarray:
+    """Codes [rows, n] of rows of words, as the format packs them."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(words.shape[0], -1)
-    if raw.shape[1] * 8 < n * bits:
-        raise ValueError(f"{raw.shape[1]} bytes do not hold {n} codes of {bits} bits")
-    if bits == 8:
-        return raw[:, :n]
-    if bits in (2, 4):
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (raw[:, :, None] >> (shifts[::-1] if high else shifts)) & np.uint8((1 << bits) - 1)
-        return codes.reshape(raw.shape[0], -1)[:, :n]
-    stream = np.unpackbits(raw, axis=1, bitorder="little")[:, : n * bits].reshape(raw.shape[0], n, bits)
-    return np.packbits(stream, axis=2, bitorder="little")[..., 0]
-
-
-def _signed(bits: int) -> Any:
-    name = f"int{bits}"
-    return formats().get(name) or Format(name, f"q{bits}", Integers(-(1 << bits - 1), (1 << bits - 1) - 1), bits)
-
-
-def _unsigned(bits: int) -> Any:
-    name = f"uint{bits}"
-    return formats().get(name) or Format(name, f"u{bits}", Integers(0, (1 << bits) - 1), bits)
+    if raw.shape[1] * 8 < n * format.bits:
+        raise ValueError(f"{raw.shape[1]} bytes do not hold {n} codes of {format.bits} bits")
+    size = packing.width(format, n)
+    raw = np.pad(raw[:, :size], ((0, 0), (0, max(0, size - raw.shape[1]))))
+    return np.asarray(packing.unpack(format, raw))[:, :n]
 
 
 @dot_general.impl

@@ -222,6 +222,18 @@ def formats() -> MappingProxyType[str, Format]:
     return _KNOWN
 
 
+def signed(bits: int) -> Format:
+    """Integers of two's complement, of so many bits."""
+    name = f"int{bits}"
+    return _KNOWN.get(name) or Format(name, f"q{bits}", Integers(-(1 << bits - 1), (1 << bits - 1) - 1), bits)
+
+
+def unsigned(bits: int) -> Format:
+    """Integers from 0 on, of so many bits."""
+    name = f"uint{bits}"
+    return _KNOWN.get(name) or Format(name, f"u{bits}", Integers(0, (1 << bits) - 1), bits)
+
+
 def format_of(format: str | Format) -> Format:
     """A format, by its name or itself.
 
