@@ -3,6 +3,7 @@
 ``make laws`` checks all laws on all of it, and puts into docs/laws.md where they have nothing to say, and why.
 """
 
+import copy
 import dataclasses
 import importlib
 import math
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import typax
 import typax.laws as laws
 from typax import Op, Value, quantize
+from typax._prim import Cache
 from typax.quantized import Quantized
 from typax.quantized.ggml import Ggml, quantize_ggml
 
@@ -140,8 +142,18 @@ def subjects() -> list[Any]:
                 shown = [type(x).__name__ for x in call.args] + shown
                 out.append(_named(s, f"{op.name}({', '.join(shown)})"))
         elif op.primitive is None:
-            out += [_where_scales_fit(_named(s, s.name)) for s in laws.subjects(None, [op])]
+            out += [_where_scales_fit(_named(s, s.name)) for s in laws.subjects(None, [_as_shipped(op)])]
     return out
+
+
+def _as_shipped(op: Any) -> Any:
+    """The op with the implementations that typax ships, whatever else is imported beside."""
+    own = [i for i in op.impls if i.fn.__module__.startswith("typax.")]
+    if own == op.impls:
+        return op
+    alone = copy.copy(op)
+    alone.impls, alone.cache = own, Cache()
+    return alone
 
 
 def _of_values(values: list[Any]) -> list[Any]:
