@@ -96,7 +96,8 @@ def _call(op: Any, fn: Any, *operands: Any) -> Any:
 
 def given() -> dict[Any, list[Any]]:
     """Examples of the ops on primitives, whose statics are the primitive's parameters."""
-    from typax import _codes as c
+    from typax import _codes
+    from typax import _rows as c
 
     q, qc, low, sums = _quantized(2, 4), _columns(2, 4), _low(2, 4), _sums(2, 4)
     x, y = ([_floats(*s, shift=k) for k in (0.0, 1.0, 2.0)] for s in ((6, 2), (4, 6)))
@@ -110,7 +111,7 @@ def given() -> dict[Any, list[Any]]:
     return {
         quantize: [laws.Call(None, args, (args, args), statics) for args, statics in rounded],
         quantize_ggml: ggml,
-        c.dot_general: [_call(c.dot_general, product, *o) for o in dot],
+        _codes.dot_general: [_call(_codes.dot_general, product, *o) for o in dot],
         c.transpose: [_call(c.transpose, turn, o) for o in (q, qc, low, sums)],
         c.gather: [_call(c.gather, lambda a, i: jax.lax.gather(a, i, _ROWS, (1, 4), mode="clip"), q, rows)],
         c.reshape: [_call(c.reshape, lambda a: jax.lax.reshape(a, (2, 1, 4)), q)],

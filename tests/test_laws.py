@@ -17,7 +17,7 @@ import typax
 import typax.laws as laws
 from gallery.packed_bits import Bits, negate, pack
 from typax import QArray, Value, matmul, quantize
-from typax._codes import transpose
+from typax._rows import transpose
 from typax.laws._values import stacked
 
 

@@ -59,6 +59,7 @@ ORDER = [
     "quantized.scales",
     "quantized.encode",
     "quantized.types",
+    "quantized.axes",
     "quantized.quantizing",
     "quantized.measure",
     "quantized.ggml",

@@ -1,9 +1,8 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
-from typax import _rows as _rows
 from typax import debug, hijax, io
 from typax._callbacks import io_callback, pure_callback
-from typax._codes import dot_general, gather, transpose
+from typax._codes import dot_general
 from typax._collectives import all_gather, all_to_all, pmean, ppermute, psum
 from typax._control_flow import associative_scan, cond, fori_loop, map, scan, switch, vmap, while_loop
 from typax._derivatives import hessian, jacfwd, jacrev, stop_gradient
@@ -18,6 +17,7 @@ from typax._placement import device_put, shard_map, with_sharding_constraint
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._receipt import Line, Receipt
 from typax._recipe import quantize_tree
+from typax._rows import gather, transpose
 from typax._show import show
 from typax._spec import Axes, Pspec
 from typax._structural import dense

@@ -1,189 +1,229 @@
-"""Primitives on quantized arrays of any format and layout, where the result is rows with one scale each again.
+"""Primitives on quantized arrays of any format and layout, which move codes and scales and make no array.
 
-    transpose      codes and scales by the same permutation: what shares a scale stays last
-    slice          kept axes anywhere, axes in groups on their borders, packed ones between bytes
-    lookups        rows along a kept leading axis, as arrays
-    scaling        the scales, if they are float32
+    transpose, reshape, squeeze, expand_dims, broadcast_in_dim      axes as `quantized.axes` moves them
+    slice, dynamic_slice, split, unstack, gather, rev               along kept axes anywhere, along groups on their borders
+    concatenate, stack, pad, select_n                               of values of one format that share scales alike
+    convert_element_type, neg, mul, div                             what it stands for, and its scales
 
-Else an implementation refuses, and says with which numbers; then `typax.lift` makes the operand dense, or raises.
+What these give are quantized arrays, but for vectors, such as the rows of a lookup, which are arrays.  An implementation
+that cannot do so refuses, and says with which numbers; then `typax.lift` makes the operand dense, or raises.
 """
 
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer
 
-from typax._codes import concatenate, convert_element_type, dynamic_slice, gather, mul, neg, slice_, transpose
-from typax._op import Refused
-from typax._structural import dense
-from typax.quantized import layout
-from typax.quantized.encode import Parts
-from typax.quantized.types import Quantized, all_groups, build
+from typax._op import Refused, op
+from typax.quantized import Quantized, axes, layout
+from typax.quantized.axes import Held, held
 
-Groups = tuple[int, ...]
-
-
-def _parts(q: Any) -> Parts:
-    scale = q.scale
-    if isinstance(scale, Quantized):
-        inner: Any = scale
-        nested = _parts(inner)
-        scale = Parts(nested.qvalue, nested.scale, nested.zero_point, nested.offset, all_groups(jax.typeof(inner)))
-    return Parts(q.qvalue, scale, getattr(q, "zero_point", None), getattr(q, "offset", None))
-
-
-def _made(q: Any, groups: Groups, shape: tuple[int, ...], parts: Parts, dtype: Any = None) -> Any:
-    return build(q._type.of_format, groups, shape, parts, dtype or q.dtype)
-
-
-def _each(q: Any, codes: Any, scales: Any) -> Parts:
-    """The parts by two functions: of the codes, and of all that has an entry for each scale."""
-    old = _parts(q)
-    if isinstance(old.scale, Parts):
-        raise Refused(f"the scales of {q._type} are quantized themselves")
-    zero, offset = (None if a is None else scales(a) for a in (old.zero_point, old.offset))
-    return Parts(codes(old.qvalue), scales(old.scale), zero, offset)
-
-
-def _flat(parts: Parts, codes: Any, scales: Any, nested: Any) -> Parts:
-    scale = nested(parts.scale) if isinstance(parts.scale, Parts) else scales(parts.scale)
-    zero, offset = (None if a is None else scales(a) for a in (parts.zero_point, parts.offset))
-    return Parts(codes(parts.qvalue), scale, zero, offset, parts.scale_groups)
-
-
-def _permuted(format: Any, parts: Parts, groups: Groups, perm: tuple[int, ...], shown: Any) -> Parts:
-    outer, inner = layout.outer_axes(groups), layout.inner_axes(groups)
-    of_outer = [outer.index(a) for a in perm if groups[a] != 0]
-    of_inner = [len(outer) + inner.index(a) for a in perm if groups[a] != 1]
-    if format.bits < 8 and of_inner and of_inner[-1] != len(outer) + len(inner) - 1:
-        raise Refused(f"{shown} has codes packed along axis {inner[-1]}, which stays the last of those that share a scale")
-
-    def below(scale: Parts) -> Parts:
-        kept = scale.scale_groups
-        done = _permuted(format.scale.of, scale, kept, tuple(of_outer), shown)
-        return Parts(done.qvalue, done.scale, done.zero_point, done.offset, tuple(kept[i] for i in of_outer))
-
-    return _flat(parts, lambda a: jnp.transpose(a, (*of_outer, *of_inner)), lambda a: jnp.transpose(a, of_outer), below)
+transpose = op(lax.transpose_p, name="transpose")
 
 
 @transpose.impl
 def _(q: Quantized, *, permutation: Any) -> Any:
-    groups, perm = all_groups(q._type), tuple(permutation)
-    parts = _permuted(q._type.of_format, _parts(q), groups, perm, q._type)
-    return _made(q, tuple(groups[a] for a in perm), tuple(q.shape[a] for a in perm), parts)
+    return axes.permute(held(q), permutation).value()
+
+
+reshape = op(lax.reshape_p, name="reshape")
+
+
+@reshape.impl
+def _(q: Quantized, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
+    x = held(q)
+    x = x if dimensions is None else axes.permute(x, dimensions)
+    if len(new_sizes) < 2 and max(x.shape, default=1) == math.prod(x.shape):
+        return layout.reshape(x.dense(), tuple(new_sizes), _spec(sharding))
+    return axes.reshape(x, new_sizes, _spec(sharding)).value()
+
+
+def _spec(sharding: Any) -> Any:
+    return None if sharding is None else sharding.spec
+
+
+squeeze = op(lax.squeeze_p, name="squeeze")
+
+
+@squeeze.impl
+def _(q: Quantized, *, dimensions: Any) -> Any:
+    return _squeezed(held(q), dimensions)
+
+
+def _squeezed(x: Held, dimensions: Sequence[int]) -> Any:
+    """A value of fewer axes, or the vector that is left."""
+    if len(x.shape) - len(dimensions) < 2:
+        return lax.squeeze(x.dense(), dimensions)
+    for a in sorted(dimensions, reverse=True):
+        x = axes.drop(x, a)
+    return x.value()
+
+
+broadcast_in_dim = op(lax.broadcast_in_dim_p, name="broadcast_in_dim")
+
+
+@broadcast_in_dim.impl
+def _(q: Quantized, *, shape: Any, broadcast_dimensions: Any, sharding: Any) -> Any:
+    return axes.broadcast(held(q), shape, broadcast_dimensions, _spec(sharding)).value()
+
+
+rev = op(lax.rev_p, name="rev")
+
+
+@rev.impl
+def _(q: Quantized, *, dimensions: Any) -> Any:
+    x = held(q)
+    for a in dimensions:
+        x = axes.reverse(x, a)
+    return x.value()
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+slice_ = op(lax.slice_p, name="slice")
 
 
 @slice_.impl
 def _(q: Quantized, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
-    groups, f = all_groups(q._type), q._type.of_format
-    strides = strides or (1,) * q.ndim
-    outer, inner = layout.outer_axes(groups), layout.inner_axes(groups)
-    of_outer, of_inner = [], []
-    for a, (i, j, s, g) in enumerate(zip(start_indices, limit_indices, strides, groups, strict=True)):
-        n, at = q.shape[a], f"{i}:{j}" + (f":{s}" if s != 1 else "")
-        packed = f.bits < 8 and a == inner[-1]
-        border = g if g > 1 else f.per if g == 0 and packed else 1
-        if (i % border or (j % border and j != n) or s != 1) and border > 1:
-            what = f"groups of {g}" if g > 1 else f"packs of {f.per} codes"
-            raise Refused(f"a slice {at} along axis {a} of {q._type} does not start and end between {what}")
-        if g != 0:
-            of_outer.append(slice(i // g, -(-j // g), s))
-        if g > 1:
-            of_inner.append(slice(None))
-        elif g == 0:
-            size = f.per * f.bits // 8 if packed else 1
-            of_inner.append(slice(i // border * size, -(-j // border) * size, s))
-    shape = tuple(len(range(*t)) for t in zip(start_indices, limit_indices, strides, strict=True))
-    parts = _each(q, lambda a: a[(*of_outer, *of_inner)], lambda a: a[tuple(of_outer)])
-    assert len(outer) == len(of_outer)
-    return _made(q, groups, shape, parts)
+    x = held(q)
+    for a, at in enumerate(zip(start_indices, limit_indices, strides or (1,) * q.ndim, strict=True)):
+        x = axes.cut(x, a, *at)
+    return x.value()
+
+
+split, unstack = op(lax.split_p, name="split"), op(lax.unstack_p, name="unstack")
+
+
+@split.impl
+def _(q: Quantized, *, sizes: Any, axis: Any) -> Any:
+    x, ends = held(q), list(itertools.accumulate(sizes))
+    return [axes.cut(x, axis, end - n, end).value() for n, end in zip(sizes, ends, strict=True)]
+
+
+@unstack.impl
+def _(q: Quantized, *, axis: Any) -> Any:
+    x = held(q)
+    return [_squeezed(axes.cut(x, axis, i, i + 1), (axis,)) for i in range(x.shape[axis])]
+
+
+dynamic_slice = op(lax.dynamic_slice_p, name="dynamic_slice")
 
 
 @dynamic_slice.impl
 def _(q: Quantized, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
-    groups = all_groups(q._type)
-    for a, (g, n, m) in enumerate(zip(groups, q.shape, slice_sizes, strict=True)):
-        if g != 1 and n != m:
-            raise Refused(f"a dynamic slice of {m} along axis {a} of {q._type}, of {n}, may end within a group")
-    kept = [a for a in layout.outer_axes(groups) if groups[a] == 1]
+    x = held(q)
+    for a, (start, n) in enumerate(zip(starts, slice_sizes, strict=True)):
+        x = axes.window(x, a, start, n)
+    return x.value()
 
-    def cut(array: Any) -> Any:
-        for at, a in enumerate(layout.outer_axes(groups)):
-            if a in kept:
-                array = lax.dynamic_slice_in_dim(array, starts[a], slice_sizes[a], axis=at)
-        return array
 
-    return _made(q, groups, tuple(slice_sizes), _each(q, cut, cut))
+gather = op(lax.gather_p, name="gather")
 
 
 @gather.impl
-def _(q: Quantized, index: Integer[Array, "*b i"], *, dimension_numbers: Any, slice_sizes: Any, **params: Any) -> Any:
-    d, groups, n = dimension_numbers, all_groups(q._type), index.ndim - 1
-    rows = d.collapsed_slice_dims == (0,) == d.start_index_map and tuple(slice_sizes[1:]) == tuple(q.shape[1:])
-    if not rows or d.operand_batching_dims or groups[0] != 1 or d.offset_dims != tuple(range(n, n + q.ndim - 1)):
-        raise Refused(f"lookups in {q._type} are of rows along its first axis, where that has scales of its own")
-    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    at = index[..., 0]
-    codes = lambda a: jnp.take(a, at, axis=0, mode="clip")
-    inside = (at >= 0) & (at < q.shape[0])
+def _(q: Quantized, index: Integer[Array, "*b i"], *, dimension_numbers: Any, slice_sizes: Any, mode: Any, fill_value: Any,
+      **params: Any) -> Any:  # fmt: skip
+    d, x = dimension_numbers, held(q)
+    last = jnp.asarray([q.shape[a] - slice_sizes[a] for a in d.start_index_map], index.dtype)
+    inside = jnp.all((index >= 0) & (index <= last), -1)
+    found = axes.gather(x, jnp.clip(index, 0, last), d, slice_sizes, mode="clip", **params)
+    gone = {*d.collapsed_slice_dims, *d.operand_batching_dims}
+    vectors = sum(n > 1 for a, n in enumerate(slice_sizes) if a not in gone) < 2
+    fills = mode == lax.GatherScatterMode.FILL_OR_DROP
+    value = jnp.nan if fill_value is None else fill_value
+    there = jnp.expand_dims(inside, d.offset_dims)
+    if vectors:  # single rows, as an embedding lookup reads them
+        rows = found.dense()
+        return jnp.where(there, rows, jnp.asarray(value, rows.dtype)) if fills else rows
+    if fills:
+        kept = [a for a in range(len(found.shape)) if a not in d.offset_dims]
+        found = axes.filled(found, inside, kept, value)
+    return found.value()
 
-    def scales(a: Any) -> Any:
-        taken = codes(a)
-        if not fills or a.dtype == jnp.int8:
-            return taken
-        there = jnp.expand_dims(inside, tuple(range(n, taken.ndim)))
-        return jnp.where(there, taken, jnp.asarray(255 if a.dtype == jnp.uint8 else jnp.nan, a.dtype))
 
-    if fills and q._type.extra == "z" and q.scale.dtype == jnp.uint8:
-        raise Refused("lookups that fill, beside a zero point")
-    return dense(_made(q, (*(1,) * n, *groups[1:]), (*at.shape, *q.shape[1:]), _each(q, codes, scales)))
+# --- several ---------------------------------------------------------------------------------------------------------
+
+concatenate, stack = op(lax.concatenate_p, name="concatenate"), op(lax.stack_p, name="stack")
 
 
 @concatenate.impl
 def _(*qs: Quantized, dimension: Any) -> Any:
-    first: Any = qs[0]
-    groups = all_groups(first._type)
-    alike = all(
-        q._type.of_format == first._type.of_format and all_groups(q._type) == groups and q._type.extra == first._type.extra
-        for q in qs
-    )
-    if not alike or groups[dimension] != 1:
-        raise Refused("parts of one format and layout are joined along axes that have scales of their own")
-    at = layout.outer_axes(groups).index(dimension)
-    each = [_each(q, lambda a: a, lambda a: a) for q in qs]
-    join = lambda name: jnp.concatenate([getattr(p, name) for p in each], axis=at)
-    zero, offset = (join(n) if getattr(each[0], n) is not None else None for n in ("zero_point", "offset"))
-    shape = list(first.shape)
-    shape[dimension] = sum(q.shape[dimension] for q in qs)
-    return _made(first, groups, tuple(shape), Parts(join("qvalue"), join("scale"), zero, offset))
+    return axes.join([held(q) for q in qs], dimension).value()
+
+
+@stack.impl
+def _(*qs: Quantized, axis: Any) -> Any:
+    return axes.join([axes.insert(held(q), axis) for q in qs], axis).value()
+
+
+pad = op(lax.pad_p, name="pad")
+
+
+@pad.impl
+def _(q: Quantized, value: Float[Array, ""], *, padding_config: Any) -> Any:
+    x = held(q)
+    if any(p != (0, 0, 0) and x.groups[a] != 1 for a, p in enumerate(padding_config)):
+        raise Refused(f"what fills {x.shown} would share scales with its values; pad axes that have scales of their own")
+    code, scale = axes.constant(x, value.astype(jnp.float32))
+    own = [tuple(padding_config[a]) for a in x.outer]
+    fill = lambda y, c: lax.pad(y, jnp.asarray(c, y.dtype), [*own, *[(0, 0, 0)] * (y.ndim - len(own))])
+    shape = tuple(n + lo + hi + max(n - 1, 0) * i for n, (lo, hi, i) in zip(x.shape, padding_config, strict=True))
+    x = x.unpacked()
+    zero = None if x.zero_point is None else fill(x.zero_point, 0)
+    return replace(x, shape=shape, codes=fill(x.codes, code), scale=fill(x.scale, scale), zero_point=zero).value()
+
+
+select_n = op(lax.select_n_p, name="select_n")
+
+
+@select_n.impl
+def _(which: Bool[Array, ""] | Integer[Array, ""], *qs: Quantized) -> Any:
+    # one value or another; element by element they have no common scale
+    xs = [held(q) for q in qs]
+    if len({x.groups for x in xs}) > 1:
+        raise Refused(f"{' and '.join(x.shown for x in xs)} share scales differently")
+    return axes.select(which, xs).value()
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+convert_element_type = op(lax.convert_element_type_p, name="convert_element_type")
 
 
 @convert_element_type.impl
 def _(q: Quantized, *, new_dtype: Any, weak_type: Any, sharding: Any) -> Any:
+    # The codes stay: a wider type shows what the narrower one has rounded.
     if not jnp.issubdtype(new_dtype, jnp.floating) or sharding is not None:
         raise Refused("only another float type is a parameter of the type")
-    return _made(q, all_groups(q._type), q.shape, _parts(q), new_dtype)
+    return replace(held(q), dtype=jnp.dtype(new_dtype)).value()
 
 
-def _scaled(q: Any, f: Any) -> Any:
-    if q.dtype == jnp.float64 or isinstance(q.scale, Quantized) or q.scale.dtype != jnp.float32 or q._type.extra == "m":
-        raise Refused(f"the scales of {q._type} do not hold the product")
-    old = _parts(q)
-    return _made(q, all_groups(q._type), q.shape, Parts(old.qvalue, f(old.scale), old.zero_point))
+neg = op(lax.neg_p, name="neg")
 
 
 @neg.impl
 def _(q: Quantized) -> Any:
-    return _scaled(q, lambda s: -s)
+    return axes.rescaled(held(q), lambda s: -s).value()  # codes are not symmetric: -128 has no opposite
+
+
+mul, div = op(lax.mul_p, name="mul"), op(lax.div_p, name="div")
 
 
 @mul.impl
 def _(q: Quantized, c: Float[Array, ""], **_: Any) -> Any:
-    return _scaled(q, lambda s: s * c.astype(jnp.float32))
+    return axes.rescaled(held(q), lambda s: s * c.astype(jnp.float32)).value()
 
 
 @mul.impl
 def _(c: Float[Array, ""], q: Quantized, **_: Any) -> Any:
-    return _scaled(q, lambda s: s * c.astype(jnp.float32))
+    return axes.rescaled(held(q), lambda s: s * c.astype(jnp.float32)).value()
+
+
+@div.impl
+def _(q: Quantized, c: Float[Array, ""], **_: Any) -> Any:
+    return axes.rescaled(held(q), lambda s: s / c.astype(jnp.float32)).value()

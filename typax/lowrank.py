@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from typax._codes import dot_general, transpose
+from typax._codes import dot_general
 from typax._op import Refused, op
+from typax._rows import transpose
 from typax._value import Value
 from typax.quantized import matmul
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from typax._codes import dot_general, transpose
+from typax._codes import dot_general
+from typax._rows import transpose
 from typax._structural import dense
 from typax._value import Value
 from typax.quantized import matmul

@@ -298,13 +298,20 @@ def _over_rows(q: Any, s: Any) -> Any:
 
 def numbers(q: Any, dtype: Any) -> Any:
     """What the rows stand for."""
-    f, codes, scale = q._type.of_format, codes_of(q), scale_of(q)
-    if q._type.extra == "z":
-        codes = codes.astype(jnp.int32) - _over_rows(q, q.zero_point).astype(jnp.int32)
-        return rounding.scaled(f.scale.dtype, codes.astype(dtype), scale)
-    rows = rounding.scaled(f.scale.dtype, rounding.number(f, codes, dtype), scale)
-    if q._type.extra == "m":  # a product that is summed would be rounded once, under jit only
-        rows = jax.lax.optimization_barrier(rows) + _over_rows(q, q.offset).astype(dtype)
+    zero, offset = getattr(q, "zero_point", None), getattr(q, "offset", None)
+    scale = dense(q.scale) if isinstance(q._type.leaves[1], ValueType) else q.scale
+    return decode(q._type.of_format, codes_of(q), scale, zero, offset, dtype)
+
+
+def decode(format: Format, codes: Any, scale: Any, zero_point: Any, offset: Any, dtype: Any) -> Any:
+    """What rows of codes, unpacked, stand for; scales, zero points and offsets have an entry for each row."""
+    over = lambda s: jnp.expand_dims(s, tuple(range(s.ndim, codes.ndim)))
+    if zero_point is not None:
+        codes = codes.astype(jnp.int32) - over(zero_point).astype(jnp.int32)
+        return rounding.scaled(format.scale.dtype, codes.astype(dtype), over(scale))
+    rows = rounding.scaled(format.scale.dtype, rounding.number(format, codes, dtype), over(scale))
+    if offset is not None:  # a product that is summed would be rounded once, under jit only
+        rows = jax.lax.optimization_barrier(rows) + over(offset).astype(dtype)
     return rows
 
 
