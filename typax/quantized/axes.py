@@ -23,7 +23,7 @@ from typax._op import Refused
 from typax._type import ValueType
 from typax.quantized import layout, packing
 from typax.quantized.encode import Parts, packed
-from typax.quantized.format import Format, Integers
+from typax.quantized.format import Format, Table
 from typax.quantized.layout import Groups
 from typax.quantized.rounding import zero_code
 from typax.quantized.types import accumulated, all_groups, build, decode, row_group
@@ -229,13 +229,9 @@ def _in_groups(x: Held, a: int) -> Held:
 
 
 def _whole(x: Held, a: int) -> Held:
-    """An axis of one group only that is not full, as one that is shared as a whole."""
+    """An axis of one group only that is not full, as one of a full group."""
     n, g = x.shape[a], x.groups[a]
-    if not 0 < n < g:
-        return x
-    k = x.outer.index(a)
-    x = x.on_inner(a, lambda y, i: cut(y, i, 0, n), n, g)
-    return x.each(lambda y: drop(y, k), lambda y: drop(y, k), **x.with_axis(a, n, 0))
+    return x.on_inner(a, lambda y, k: cut(y, k, 0, n), n, n) if 1 < n < g else x
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
@@ -383,28 +379,28 @@ def _regrouped(x: Held, old: Sequence[int], sizes: Sequence[int], shape: Any) ->
     if len(old) == 1 and len(sizes) == 1:
         return [x.groups[old[0]]]
     where = f"{x.shown} as {list(shape)}: "
-    pieces: list[tuple[int, bool]] = []  # a size, and whether it shares a scale
+    pieces: list[tuple[int, bool, bool]] = []  # a size, whether it shares a scale, whether it is of an axis in groups
     for a in old:
         n, g = x.shape[a], x.groups[a]
         if g > 1 and n % g:
             raise Refused(f"{where}axis {a} is not a whole number of groups of {g}")
-        pieces += [(n // g, False), (g, True)] if g > 1 else [(n, g == 0)]
+        pieces += [(n // g, False, True), (g, True, True)] if g > 1 else [(n, g == 0, False)]
     pieces = [p for p in pieces if p[0] != 1]
     groups = []
     for size in sizes:
-        need, own, varies = size, 1, False
+        need, own, in_groups = size, 1, False
         while need > 1:
-            n, shares = pieces.pop(0)
+            n, shares, of_groups = pieces.pop(0)
             if need % n and n % need:
                 raise Refused(f"{where}a piece of {n} is no part of an axis of {size}, nor the other way around")
             if need < n:
-                pieces.insert(0, (n // need, shares))
+                pieces.insert(0, (n // need, shares, of_groups))
                 n = need
             if own > 1 and not shares:
                 raise Refused(f"{where}an axis of {size} would share scales in pieces of {own} side by side with others")
-            own, varies = (own * n, varies) if shares else (own, True)
+            own, in_groups = own * n if shares else own, in_groups or of_groups or not shares
             need //= n
-        groups.append(1 if own == 1 else own if varies else 0)
+        groups.append(1 if own == 1 else own if in_groups else 0)
     return groups
 
 
@@ -416,16 +412,16 @@ def gather(x: Any, index: Any, d: lax.GatherDimensionNumbers, sizes: Sequence[in
     if not isinstance(x, Held):
         if not (d.start_index_map or d.operand_batching_dims or d.collapsed_slice_dims):
             shape = list(index.shape[:-1])
-            for at, n in sorted(zip(d.offset_dims, sizes, strict=True)):
-                shape.insert(at, n)
+            for o, n in sorted(zip(d.offset_dims, sizes, strict=True)):
+                shape.insert(o, n)
             return lax.broadcast_in_dim(x, shape, d.offset_dims)
         return lax.gather(x, index, d, tuple(sizes), **how)
     gone = {*d.collapsed_slice_dims, *d.operand_batching_dims}
     kept = [a for a in range(len(x.shape)) if a not in gone]
     to = dict(zip(kept, d.offset_dims, strict=True))
     groups, shape = [1] * (len(kept) + index.ndim - 1), [0] * (len(kept) + index.ndim - 1)
-    for at, n in zip([o for o in range(len(shape)) if o not in to.values()], index.shape[:-1], strict=True):
-        shape[at] = n
+    for o, n in zip([o for o in range(len(shape)) if o not in to.values()], index.shape[:-1], strict=True):
+        shape[o] = n
     moving: set[int] = set()  # shared axes of which a part is read
     for a, (n, m, g) in enumerate(zip(x.shape, sizes, x.groups, strict=True)):
         part = m != n or a in gone
@@ -484,7 +480,7 @@ def gather(x: Any, index: Any, d: lax.GatherDimensionNumbers, sizes: Sequence[in
 
 def unit_code(format: Format) -> Any:
     """The code of the number 1; None if it has none."""
-    if isinstance(format.codes, Integers) or not hasattr(format.codes, "values"):
+    if not isinstance(format.codes, Table):
         return 1
     return format.codes.values.index(1.0) if 1.0 in format.codes.values else None
 
