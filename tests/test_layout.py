@@ -69,6 +69,7 @@ ORDER = [
     "quantized",
     "_codes",
     "_rows",
+    "_convolutions",
     "lowrank",
     "tup",
     "sums",

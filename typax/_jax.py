@@ -63,6 +63,7 @@ ShardingTypeError = core.ShardingTypeError
 float0 = jax.dtypes.float0
 jit_p = pjit.jit_p
 transpose_p = jax.lax.transpose_p
+ragged_dot_general_p = _lax.ragged_dot_general_p
 eval_jaxpr_p = core.eval_jaxpr_p
 remat_p = ad_checkpoint.remat_p
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
