@@ -63,6 +63,7 @@ ORDER = [
     "quantized.quantizing",
     "quantized.measure",
     "quantized.ggml",
+    "quantized.kernels",
     "quantized.contract",
     "quantized.given",
     "quantized.products",

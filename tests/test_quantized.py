@@ -363,9 +363,9 @@ def test_integers_meet_integers():
     with pytest.raises(ValueError, match='activations=\'int8\'; they are "float", "dynamic"'):
         typax.matmul(x, typax.quantize(w), activations="int8")
     with pytest.raises(
-        ValueError, match=r"activations='dynamic' needs weights that are integers in int8 .* not nf4t\[12,10\]"
+        ValueError, match=r"activations='dynamic' needs weights that are integers in int8 .* not f8e4m3t\[12,10\]"
     ):
-        typax.matmul(x, typax.quantize(w, "nf4", axis=0), activations="dynamic")
+        typax.matmul(x, typax.quantize(w, "fp8_e4m3", axis=0), activations="dynamic")
 
 
 def test_the_dense_array_is_never_made():

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from typax import _interpret
 from typax._op import Refused, op
 from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul
-from typax.quantized.contract import of_integers, product
+from typax.quantized.contract import large, of_integers, product
 
 
 def _plain(q: Any) -> Any:
@@ -88,11 +88,15 @@ def _product(x: Any, y: Any, dimension_numbers: Any, params: dict[str, Any]) -> 
 
 @dot_general.impl
 def _(x: Float[Array, "*b"], w: QArray | QColumns, *, dimension_numbers: Any, **params: Any) -> Any:
+    if large(w) and params.get("out_sharding") is None:
+        return _any_product(x, w, True, dimension_numbers, params)
     return _product(x, w, dimension_numbers, params)
 
 
 @dot_general.impl
 def _(w: QArray | QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
+    if large(w) and params.get("out_sharding") is None:
+        return _any_product(w, x, False, dimension_numbers, params)
     return _product(w, x, dimension_numbers, params)
 
 

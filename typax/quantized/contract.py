@@ -8,7 +8,7 @@
                                                                        these are fewer: (x · scale_j) · numbers_j
 
 Numbers are decoded a block at a time, so that no array of the size of what the operand stands for is made: a loop over the
-leading axis of the codes, in blocks of at most `BLOCK` of them.
+leading axis of the codes, in blocks of at most `BLOCK` of them; on CPUs by one of the ways of `kernels`, if one fits.
 """
 
 import math
@@ -23,15 +23,13 @@ from jax import lax
 from typax._op import Refused
 from typax._structural import dense
 from typax._type import ValueType
-from typax.quantized import layout, packing, rounding
+from typax.quantized import kernels, layout, packing, rounding
 from typax.quantized.encode import Choice, encode
-from typax.quantized.format import INT8, Format, Integers
+from typax.quantized.format import INT8, Format, Integers, Table
 from typax.quantized.types import accumulated, all_groups, row_group
 
 BLOCK = 1 << 18
 """Codes that are decoded at a time."""
-LONG = 1 << 16
-"""Products of 8-bit integers that are summed in int32: 2^16 · 2^14 does not overflow."""
 
 
 class Rows(NamedTuple):
@@ -71,11 +69,19 @@ class Rows(NamedTuple):
         moved = self.each(lambda a: jnp.moveaxis(a, k, 0))
         return moved._replace(labels=(label, *self.labels[:k], *self.labels[k + 1 :]))
 
+    @property
+    def unit(self) -> float:
+        """What one of int8 is: of a table the unit in which its numbers are integers, or nearly so."""
+        codes = self.format.codes
+        return kernels.as_int8(codes)[1] if isinstance(codes, Table) else 1.0
+
     def numbers(self, dtype: Any) -> Any:
-        """The codes as numbers, with the axes of the words; of int8 those that are integers without a zero point."""
+        """The codes as numbers, with the axes of the words; of int8 integers without a zero point, or in `unit`."""
         codes = packing.unpack(self.format, self.words)
         if codes.shape[-1] != self.length:
             codes = codes[..., : self.length]
+        if dtype == jnp.int8 and isinstance(self.format.codes, Table):
+            return jnp.take(jnp.asarray(kernels.as_int8(self.format.codes)[0]), codes.astype(jnp.int32))
         if self.zero_point is not None:
             z = jnp.expand_dims(self.zero_point, tuple(range(self.scale.ndim, codes.ndim)))
             return (codes.astype(jnp.int16) - z.astype(jnp.int16)).astype(dtype)
@@ -99,7 +105,10 @@ def product(
     kept = [a for a in range(q.ndim) if a not in (*contract[1], *batch[1])]
     sides = (own, pieces(kept)) if first else (pieces(kept), own)
     wanted = (*pieces(batch[1]), *sides[0], *sides[1])
-    y = _contracted(x, labels, rows, wanted, _Way(wide, precision, activations))
+    way = _Way(wide, precision, activations)
+    y = _fast(x, labels, rows, wanted, way)
+    if y is None:
+        y = _contracted(x, labels, rows, wanted, way)
     return _joined(y, wanted, q.shape, groups)
 
 
@@ -152,10 +161,62 @@ def _contracted(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, 
     if summed and kept:  # a loop along the shorter side
         over = min((summed, kept), key=lambda ns: math.prod(size[n] for n in ns))
         return _loop(x, labels, rows, wanted, way, over[0])
-    large = math.prod(rows.words.shape) * 8 // rows.format.bits > BLOCK and way.activations in ("float", "bfloat16")
-    if large and rows.outer and not _sharded(x, rows):
+    if _is_large(rows) and way.activations in ("float", "bfloat16") and rows.outer and not _sharded(x, rows):
         return _loop(x, labels, rows, wanted, way, max(rows.outer, key=lambda n: size[n]))
     return _contracted_block(x, labels, rows, wanted, way)
+
+
+def _is_large(rows: Rows) -> bool:
+    return math.prod(rows.words.shape) * 8 // rows.format.bits > BLOCK
+
+
+def large(q: Any) -> bool:
+    """Whether products with a quantized array decode it by blocks, here, and not by what its own class may know."""
+    return math.prod(q.shape) > BLOCK and not _sharded(*q.components()[:2])
+
+
+def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], way: _Way) -> Any:
+    """By a way of `kernels`, which knows matrices; ``None`` if there is none."""
+    both = set(labels) & set(rows.labels)
+    summed, kept = ([n for n in rows.labels if (n in wanted) == k] for k in (False, True))
+    own = [n for n in labels if n not in both]
+    plain = rows.zero_point is None and rows.offset is None and rows.format.scale.dtype != "e8m0"
+    if not (plain and _is_large(rows) and x.size and x.dtype == jnp.float32) or both & set(wanted) or _sharded(x, rows):
+        return None
+    outer, width = rows.outer, rows.words.shape[-1] * 8 // rows.format.bits
+    folds = bool(outer) and all(n in summed for n in outer)
+    if rows.labels == (*outer, summed[-1]) and outer == (summed[0], *kept):
+        by = "gnk"
+    elif (folds or all(n in kept for n in outer)) and (width == rows.length or len(summed) == 1):
+        by = {(*kept, *summed): "nk", (*summed, *kept): "kn"}.get(rows.labels, "")
+    else:
+        by = ""
+    weights = kernels.Weights(by, rows.format, False, not folds)
+    found = kernels.way(weights, way.activations, lambda x, axis: _as_int8(x, [axis], way.activations)) if by else None
+    if found is None:
+        return None
+    size = dict(zip(rows.labels, rows.words.shape, strict=True)) | dict(zip(labels, x.shape, strict=True))
+    sizes = lambda ns: [size[n] for n in ns]
+    n, k = math.prod(sizes(kept)), math.prod(sizes(summed))
+
+    def fast(x: Any, words: Any, scale: Any) -> Any:
+        scale = rounding.decoded(rows.format.scale.dtype, scale)
+        if by == "gnk":
+            return found(x, words.reshape(words.shape[0], n, -1), scale.reshape(-1, n))
+        mine = summed if folds else kept  # the axes of scales come first of these
+        full = jnp.broadcast_to(jnp.expand_dims(scale, tuple(range(scale.ndim, len(mine)))), sizes(mine)).reshape(-1)
+        words = words.reshape((n, -1) if by == "nk" else (-1, n))
+        return found(x * full, words, None) if folds else found(x, words, full)
+
+    def slow(x: Any, words: Any, scale: Any) -> Any:
+        own = rows._replace(words=words, scale=scale)
+        y = _contracted(x.reshape(-1, *sizes(summed)), (-1, *summed), own, (-1, *kept), way)
+        return y.reshape(-1, n)
+
+    rows_first = jnp.transpose(x, [labels.index(n) for n in (*own, *summed)]).reshape(-1, k)
+    y = kernels.on_cpus(fast, slow)(rows_first, rows.words, rows.scale)
+    y = y.reshape(*sizes(own), *sizes(kept))
+    return jnp.transpose(y, [[*own, *kept].index(n) for n in wanted])
 
 
 def _sharded(*xs: Any) -> bool:
@@ -247,7 +308,7 @@ def _dot(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
     at = [wanted.index(n) for n in rest]
     order = sorted(range(len(at)), key=lambda i: at[i])
     scale = jnp.expand_dims(jnp.transpose(scale, order), tuple(i for i in range(y.ndim) if i not in at))
-    return y.astype(way.wide) * scale.astype(way.wide)
+    return y.astype(way.wide) * (scale.astype(way.wide) * np.asarray(rows.unit, way.wide))
 
 
 def _as_int8(x: Any, summed: Sequence[int], activations: Any) -> tuple[Any, Any]:
@@ -264,11 +325,11 @@ def _integers(codes: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> An
     numbers = rows.numbers(jnp.int8)
     size = dict(zip(labels, codes.shape, strict=True))
     summed = [n for n in labels if n not in wanted]
-    if math.prod(size[n] for n in summed) <= LONG:
+    if math.prod(size[n] for n in summed) <= kernels.LONG:
         return _einsum(codes, labels, numbers, rows.labels, wanted, way, jnp.int32).astype(jnp.float32)
     n = max(summed, key=lambda n: size[n])
     rest = math.prod(size[m] for m in summed if m != n)
-    step, total = max(1, LONG // rest), None
+    step, total = max(1, kernels.LONG // rest), None
     for i in range(0, size[n], step):
         piece = lambda a, ls: lax.slice_in_dim(a, i, min(i + step, size[n]), axis=ls.index(n))  # noqa: B023
         y = _einsum(piece(codes, labels), labels, piece(numbers, rows.labels), rows.labels, wanted, way, jnp.int32)
@@ -306,6 +367,12 @@ def _is_int8(ty: Any) -> bool:
     return isinstance(ty.of_format.codes, Integers) and not ty.extra and ty.of_format.codes.high <= 127
 
 
+def _in_table(ty: Any) -> bool:
+    """Whether its codes are few numbers, which integers in int8 stand for."""
+    codes = ty.of_format.codes
+    return isinstance(codes, Table) and not ty.extra and ty.of_format.bits <= 4
+
+
 def check_activations(activations: Any, q: Any, where: str) -> None:
     """Raise a ValueError unless activations can be quantized so for products with ``q``."""
     ty = q._type
@@ -314,8 +381,8 @@ def check_activations(activations: Any, q: Any, where: str) -> None:
         raise ValueError(
             f'{where}: activations={activations!r}; they are "float", "dynamic", "bfloat16", or a scale above 0'
         )
-    if activations not in ("float", "bfloat16") and not _is_int8(ty):
+    if activations not in ("float", "bfloat16") and not (_is_int8(ty) or _in_table(ty)):
         raise ValueError(
-            f"{where}: activations={activations!r} needs weights that are integers in int8 without a zero point, not {ty}; "
-            'use "bfloat16" or "float"'
+            f"{where}: activations={activations!r} needs weights that are integers in int8 or numbers of a table, without a "
+            f'zero point, not {ty}; use "bfloat16" or "float"'
         )

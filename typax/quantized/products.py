@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from typax._op import op
-from typax.quantized.contract import check_activations, of_integers, product
+from typax.quantized.contract import check_activations, large, of_integers, product
 from typax.quantized.types import QArray, Quantized, accumulated
 
 matmul = op(jnp.matmul, name="matmul")
@@ -26,7 +26,7 @@ Raises:
 
 @matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"], *, activations: Any = "float") -> Any:
-    if activations != "float":
+    if activations != "float" or large(w):
         return _general(x, w, activations)
     # one scale per row of w: it sits on the contracted axis and folds into x
     wide = x.astype(accumulated(x.dtype, w.dtype))
@@ -35,14 +35,14 @@ def _(x: Float[Array, "*b k"], w: Float[QArray, "k n"], *, activations: Any = "f
 
 @matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[QArray, "k"], *, activations: Any = "float") -> Any:
-    if activations != "float":
+    if activations != "float" or large(w):
         return _general(x, w, activations)
     return _matmul(x, w.qvalue, x, w, w.scale)
 
 
 @matmul.impl
 def _(w: Float[QArray, "*c k"], x: Float[Array, "k"], *, activations: Any = "float") -> Any:
-    if activations != "float":
+    if activations != "float" or large(w):
         return _general(w, x, activations)
     # one scale per element of the result
     return _matmul(w.qvalue, x, x, w, w.scale)
@@ -50,7 +50,7 @@ def _(w: Float[QArray, "*c k"], x: Float[Array, "k"], *, activations: Any = "flo
 
 @matmul.impl
 def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
-    if activations != "float":
+    if activations != "float" or large(w):
         return _general(w, x, activations)
     # one scale per row of the result
     return _matmul(w.qvalue, x, x, w, w.scale[:, None])
@@ -58,7 +58,7 @@ def _(w: Float[QArray, "m k"], x: Float[Array, "*b k n"], *, activations: Any = 
 
 @matmul.impl
 def _(w: Float[QArray, "k"], x: Float[Array, "*b k n"], *, activations: Any = "float") -> Any:
-    if activations != "float":
+    if activations != "float" or large(w):
         return _general(w, x, activations)
     return _matmul(w.qvalue, x, x, w, w.scale)
 

@@ -1,0 +1,408 @@
+"""Products of float rows with codes, as CPUs do them fast: the codes stay 8 bits wide, or become so a block at a time.
+
+    x = 2^-k · Σ_i 256^i · d_i                each row of x in fixed point: digits of int8, and an exponent for the row
+    Σ x · c = 2^-k · Σ_i 256^i · Σ d_i · c    one product of int8 with int8, summed in int32, which has all digits as rows
+
+Float accuracy, ``"float"``: three digits hold 23 bits below the largest of a row, four hold 31. How many a row needs is told
+by the largest magnitude over a usual one (`spread`): at most 16, three; at most 4096, four; else, and where there is NaN or
+an infinity, the codes are converted to float32, a block of them at a time. The error of a sum is at most that of the fixed
+point, 2^-23 · max |x| · Σ |c| (2^-31 with four digits), beside a few roundings of the result.
+
+    ways           weights, as they lie in memory                  how
+    `by_digits`    [n, k] or [k, n], a scale for each n or none    above
+                   [g, n, k/g], a scale for each g and n           above, group after group, summed in float32
+    `by_codes`     these                                           as by one digit: rows of x are quantized
+    `by_blocks`    [n, k], [g, n, k/g]                             as bfloat16, a block of n at a time
+    `converted`    all                                             as float32, a block of n, or of k, at a time
+
+Codes of 4 bits are not put side by side: of bytes b, ``b << 4`` and ``b & 0xF0`` are the even and the odd codes times 16,
+and the activations are taken in that order. XLA multiplies int8 with int8, and bfloat16 with bfloat16, in the wide registers
+of CPUs, but only from two rows on: fewer than `ROWS` are filled up.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from typax.quantized import rounding
+from typax.quantized.format import Floats, Format, Integers, Table
+
+ROWS = 8
+"""Products of fewer rows than this take as long."""
+LONG = 1 << 16
+"""Products of 8-bit integers that are summed in int32: 2^16 · 2^14 does not overflow."""
+PLAIN, WIDE = 16.0, 4096.0
+"""The `spread` of rows up to which three digits do, and four."""
+MANY = 256
+"""Of so many terms the roundings of a fixed point cancel as well as those of a float sum."""
+
+
+# --- codes of a byte -------------------------------------------------------------------------------------------------
+
+
+def integers(format: Format, zero_point: bool) -> Callable[[Any], tuple[list[Any], float]] | None:
+    """What makes int8 of words: for each code of a byte those of all bytes, and the unit; ``None`` if nothing does."""
+    codes = format.codes
+    if zero_point:
+        return None
+    if isinstance(codes, Integers) and codes.low < 0 and format.bits == 8:
+        return lambda words: ([words], 1.0)
+    if format.bits != 4:
+        return None
+    if isinstance(codes, Integers) and codes.low < 0:
+        return lambda b: (_ordered(format, _int8(b << np.uint8(4)), _int8(b & np.uint8(0xF0))), 1 / 16)
+    if isinstance(codes, Table):
+        numbers, unit = as_int8(codes)
+        halves = lambda b: _ordered(format, *(_chosen(b, numbers, shift) for shift in (0, 4)))
+        return lambda b: (halves(b), unit)
+    return None
+
+
+def bfloats(format: Format, zero_point: bool) -> Callable[[Any], list[Any]] | None:
+    """What makes bfloat16 of words, for each code of a byte; ``None`` if nothing does."""
+    codes = format.codes
+    if isinstance(codes, Floats) and codes.dtype == "float8_e4m3fn":
+        return lambda words: [_e4m3(words)]
+    if isinstance(codes, Table) and format.bits == 4:
+        numbers = np.asarray(all_numbers(codes), np.float32).astype(jnp.bfloat16).view(np.uint16)
+        return lambda b: [_bfloat16(h) for h in _ordered(format, *(_chosen(b, numbers, shift) for shift in (0, 4)))]
+    found = integers(format, zero_point)
+    if found is None:
+        return None
+
+    def converted(words: Any) -> list[Any]:
+        pieces, unit = found(words)
+        return [p.astype(jnp.bfloat16) * jnp.bfloat16(unit) if unit != 1 else p.astype(jnp.bfloat16) for p in pieces]
+
+    return converted
+
+
+def as_int8(table: Table) -> tuple[np.ndarray, float]:
+    """The numbers of a table as int8 and their unit: a power of two that holds them all, else the largest over 127."""
+    numbers = np.asarray(all_numbers(table), np.float64)
+    for shift in range(7):
+        if (numbers * 2.0**shift == np.rint(numbers * 2.0**shift)).all() and table.largest * 2.0**shift <= 127:
+            return (numbers * 2.0**shift).astype(np.int8), 2.0**-shift
+    return np.rint(numbers * (127 / table.largest)).astype(np.int8), table.largest / 127
+
+
+def all_numbers(table: Table) -> list[float]:
+    """The numbers of all codes, those with a sign bit too."""
+    return [*table.values, *(-v for v in table.values)] if table.signed else list(table.values)
+
+
+def _ordered(format: Format, low: Any, high: Any) -> list[Any]:
+    return [low, high] if format.order == "low" else [high, low]
+
+
+def _int8(b: Any) -> Any:
+    return lax.bitcast_convert_type(b, jnp.int8)
+
+
+def _bfloat16(b: Any) -> Any:
+    return lax.bitcast_convert_type(b, jnp.bfloat16)
+
+
+def _chosen(b: Any, numbers: np.ndarray, shift: int) -> Any:
+    """The numbers of the four bits from ``shift`` on, by a tree of selections."""
+    found: list[Any] = [numbers.dtype.type(n) for n in numbers]
+    found += [found[0]] * (16 - len(found))
+    for i in range(4):
+        one = b & np.uint8(1 << (shift + i)) != 0
+        found = [jnp.where(one, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
+
+
+def _e4m3(words: Any) -> Any:
+    """Bytes of float8_e4m3fn as bfloat16, of which it is a part: bits move, subnormal numbers are chosen."""
+    b = words.astype(jnp.uint16)
+    e = b & np.uint16(0x7F)
+    t = (e << np.uint16(4)) + np.uint16(120 << 7)
+    for i in range(8):  # i · 2^-9
+        t = jnp.where(e == np.uint16(i), np.asarray(i * 2.0**-9, jnp.bfloat16).view(np.uint16), t)
+    t = jnp.where(e == np.uint16(0x7F), np.uint16(0x7FC0), t)
+    return _bfloat16(t | (b & np.uint16(0x80)) << np.uint16(8))
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+class Digits(NamedTuple):
+    """Rows in fixed point: ``of`` int8 [digits, m, k], the lowest first, times 256^i · 2^-exponent; or codes, one digit,
+    with scales: of [m], or of [g, m] where they meet groups."""
+
+    of: Any
+    exponents: Any  # int32 [m]
+    scale: Any = None
+
+    def together(self, sums: Any, scale: Any) -> Any:
+        """Of int32 [digits, m, n], the sums of each digit, and scales that broadcast to [m, n], the result in float32."""
+        y = sums[-1].astype(jnp.float32)
+        for s in sums[-2::-1]:
+            y = y * np.float32(256) + s.astype(jnp.float32)
+        y = y * scale
+        return y * self.scale[:, None] if self.exponents is None else rounding.times_power(y, -self.exponents[:, None])
+
+
+def spread(x: Any) -> tuple[Any, Any]:
+    """Of rows [m, k], the largest magnitude, and its ratio to a usual one: NaN or infinite where the row is not finite.
+
+    Usual is the square of the mean root of what is not zero, on which few large ones bear little: one that is 10^6 times the
+    other 511 makes it 2000 times larger for their mean and 9 times for this. Of fewer than `MANY` it counts less.
+    """
+    a = jnp.abs(x)
+    largest, count = jnp.max(a, 1), jnp.sum((a > 0).astype(jnp.float32), 1)
+    mean = jnp.sum(jnp.sqrt(a), 1) / jnp.maximum(count, 1)
+    usual = jnp.square(mean * jnp.minimum(count * np.float32(1 / MANY), 1))
+    ratio = jnp.where(largest == 0, np.float32(1), largest / usual)
+    return largest, jnp.where(usual < jnp.inf, ratio, jnp.nan)
+
+
+def digits(x: Any, largest: Any, count: int) -> Digits:
+    """Rows [m, k] of finite float32, of these largest magnitudes, in so many digits."""
+    # the largest that digits can hold is 127/128 of a power of two, and a little more
+    k = (8 * count - 2) - rounding.exponent(largest * np.float32(1 + 2.0**-7))
+    rest = jnp.round(rounding.times_power(x, k[:, None])).astype(jnp.int32)
+    found = [rest.astype(jnp.int8)]  # the low byte, with a sign
+    for _ in range(count - 1):
+        rest = (rest + 128) >> 8
+        found.append(rest.astype(jnp.int8))
+    return Digits(jnp.stack(found), k)
+
+
+def in_order(x: Any, per: int, length: int) -> Any:
+    """The last axis, of ``length`` codes after filling up, in the order of codes of a byte: all first ones, all second."""
+    if x.shape[-1] < length:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - x.shape[-1])])
+    return x if per == 1 else jnp.concatenate([x[..., i::per] for i in range(per)], -1)
+
+
+def filled(x: Any) -> Any:
+    """At least `ROWS` rows."""
+    return x if x.shape[0] >= ROWS else jnp.pad(x, ((0, ROWS - x.shape[0]), (0, 0)))
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+class Weights(NamedTuple):
+    """How codes lie: ``by`` is "nk", "kn" or "gnk"; ``scaled`` tells whether there are scales (of [n], or [g, n])."""
+
+    by: str
+    format: Format
+    zero_point: bool
+    scaled: bool
+
+    @property
+    def per(self) -> int:
+        return 8 // self.format.bits
+
+
+def whole(x: Any, codes: Any, by: str) -> Any:
+    """Σ x · codes of int8 [m, k] and [n, k] or [k, n], int32; long sums would overflow, see `summed`."""
+    axis = 1 if by == "nk" else 0
+    y = lax.dot_general(filled(x), codes, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.int32)
+    return y[: x.shape[0]]
+
+
+def summed(d: Digits, codes: Any, scale: Any, unit: float, by: str) -> Any:
+    """The product of rows of digits with int8 codes, float32 [m, n], in pieces whose sums do not overflow."""
+    count, m, k = d.of.shape
+    axis = 1 if by == "nk" else 0
+    scale = np.float32(unit) if scale is None else scale * np.float32(unit)
+    total = None
+    for i in range(0, k, LONG):
+        part = lambda a, axis: a if k <= LONG else lax.slice_in_dim(a, i, min(i + LONG, k), axis=axis)  # noqa: B023
+        sums = whole(part(d.of, 2).reshape(count * m, -1), part(codes, axis), by)
+        y = d.together(sums.reshape(count, m, -1), scale)
+        total = y if total is None else total + y
+    return total
+
+
+def block_of(n: int, most: int) -> int:
+    """The largest number of rows of ``n`` that divides it, is at most ``most``, and fills registers; else all."""
+    return max((b for b in range(16, min(n, most) + 1, 16) if n % b == 0), default=n)
+
+
+def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any], axes: Sequence[int]) -> Any:
+    """``f`` of arrays that are cut along those axes, of length n, into blocks; its results [m, block] put together."""
+    if block >= n:
+        return f(*arrays)
+    cut = lambda a, k: jnp.moveaxis(a.reshape(*a.shape[:k], n // block, block, *a.shape[k + 1 :]), k, 0)
+    ys = lax.map(lambda p: f(*p), tuple(map(cut, arrays, axes)))
+    return jnp.moveaxis(ys, 0, 1).reshape(ys.shape[1], n)
+
+
+def way(weights: Weights, activations: Any, as_int8: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any] | None:
+    """The product of float32 [m, k] with words and scales (``None`` if there are none) on CPUs; ``None`` if there is none.
+
+    ``as_int8(x, axis)`` quantizes activations that are neither ``"float"`` nor ``"bfloat16"``.
+    """
+    int8 = integers(weights.format, weights.zero_point)
+    packed_rows = weights.by == "kn" and weights.per > 1
+    if activations == "bfloat16":
+        fits = bfloats(weights.format, weights.zero_point) is not None and weights.by != "kn"
+        return (lambda x, words, scale: by_blocks(x, words, scale, weights)) if fits else None
+    if int8 is None or packed_rows:
+        return None
+    if activations != "float":
+        return lambda x, words, scale: by_codes(x, words, scale, weights, as_int8)
+    if not isinstance(weights.format.codes, Integers):
+        return None
+
+    def to_float_accuracy(x: Any, words: Any, scale: Any) -> Any:
+        m, k = x.shape
+        digits_pay = k >= MANY and (m <= ROWS if weights.by == "gnk" else m < 512 or k >= 3 * MANY)
+        return (by_digits if digits_pay else converted)(x, words, scale, weights)
+
+    return to_float_accuracy
+
+
+def on_cpus(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``fast`` on CPUs and ``plain`` elsewhere, functions of rows [m, k] and of other arrays that give [m, n].
+
+    Its derivatives are those of ``plain``.  Mapped over an axis, rows are so many rows more; where the other arrays are
+    mapped, one after the other.
+    """
+    rows = jax.custom_batching.custom_vmap(fast)
+
+    @rows.def_vmap
+    def _(size: int, mapped: Sequence[bool], x: Any, *others: Any) -> tuple[Any, bool]:
+        if not any(mapped[1:]):
+            return rows(x.reshape(size * x.shape[1], x.shape[2]), *others).reshape(size, x.shape[1], -1), True
+        args = (x, *others)
+        own = tuple(a for a, m in zip(args, mapped, strict=True) if m)
+
+        def one(own: tuple[Any, ...]) -> Any:
+            it = iter(own)
+            return rows(*(next(it) if m else a for a, m in zip(args, mapped, strict=True)))
+
+        return lax.map(one, own), True
+
+    @jax.custom_jvp
+    def f(*arrays: Any) -> Any:
+        return lax.platform_dependent(*arrays, cpu=rows, default=plain)
+
+    @f.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(plain, primals, tangents)
+
+    return f
+
+
+def by_codes(x: Any, words: Any, scale: Any, weights: Weights, as_int8: Any) -> Any:
+    """The product of rows that are quantized to int8, each by a scale of its own, where there are groups one for each."""
+    if weights.by != "gnk":
+        codes, own = as_int8(x, 1)
+        return of_digits(Digits(codes[None], None, own), words, scale, weights)
+    codes, own = as_int8(x.reshape(x.shape[0], words.shape[0], -1), 2)
+    return of_digits(Digits(codes.reshape(1, *x.shape), None, own.T), words, scale, weights)
+
+
+def by_digits(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
+    """The product of float32 [m, k] with integers, to float accuracy: float32 [m, n]."""
+    largest, ratio = spread(x)
+    which = sum(1 - jnp.all(ratio <= np.float32(most)).astype(jnp.int32) for most in (PLAIN, WIDE))
+    ways = [lambda count=count: of_digits(digits(x, largest, count), words, scale, weights) for count in (3, 4)]
+    return lax.switch(which, [*ways, lambda: converted(x, words, scale, weights)])
+
+
+def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
+    """The product of rows of digits with integers."""
+    int8: Any = integers(weights.format, weights.zero_point)
+    if weights.by == "gnk":
+        return _of_groups(d, words, scale, weights, int8)
+    n = words.shape[0 if weights.by == "nk" else 1]
+    if weights.by == "nk":
+        d = d._replace(of=in_order(d.of, weights.per, words.shape[1] * weights.per))
+
+    def block(words: Any, *scale: Any) -> Any:
+        pieces, unit = int8(words)
+        codes = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, -1)
+        return summed(d, codes, scale[0] if scale else None, unit, weights.by)
+
+    arrays = (words, scale) if weights.scaled else (words,)
+    small = weights.by == "kn" or (weights.per == 1 and d.of.shape[0] * d.of.shape[1] < 192)
+    return side_by_side(block, n, n if small else block_of(n, 512), arrays, (0, 0))
+
+
+def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
+    """One group after the other: the sums of integers times scales, in float32 with what the sum has lost beside it."""
+    groups, _, bytes_ = words.shape
+    count, m, k = d.of.shape
+    of = d.of.reshape(count, m, groups, k // groups)
+    of = jnp.moveaxis(in_order(of, weights.per, bytes_ * weights.per), 2, 0)
+
+    def product(p: Any) -> Any:
+        of, own, words, scale = p
+        pieces, unit = int8(words)
+        codes = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, -1)
+        return summed(Digits(of, d.exponents, own), codes, scale, unit, "nk")
+
+    def step(carry: Any, p: Any) -> Any:  # Knuth's sum of two: a + b = s + lost
+        (a, total), b = carry, product(p)
+        s = a + b
+        rest = s - a
+        return (s, total + ((a - (s - rest)) + (b - rest))), None
+
+    each = (of, d.scale, words, scale)
+    zero = jnp.zeros_like(jax.eval_shape(lambda p: product(jax.tree.map(lambda a: a[0], p)), each))  # varying as results do
+    (y, lost), _ = lax.scan(step, (zero, zero), each)
+    return jnp.where(jnp.isfinite(lost), y + lost, y)
+
+
+def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
+    """The product in float32, of codes that are converted a block at a time."""
+    int8: Any = integers(weights.format, weights.zero_point)
+    if weights.by == "kn":
+        return _converted_rows(x, words, scale)
+    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w)), jnp.float32, 1 << 18)
+
+
+def _floats(pieces: list[Any], unit: float) -> list[Any]:
+    return [p.astype(jnp.float32) * np.float32(unit) if unit != 1 else p.astype(jnp.float32) for p in pieces]
+
+
+def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
+    k, n = words.shape
+    step = block_of(k, max(16, (1 << 18) // n))
+    cut = jnp.moveaxis(x.reshape(x.shape[0], k // step, step), 1, 0)
+    add = lambda total, p: (total + jnp.matmul(p[0], p[1].astype(jnp.float32)), None)
+    zero = jnp.zeros_like(jax.eval_shape(lambda a, b: jnp.matmul(a[0], b[:step].astype(jnp.float32)), cut, words))
+    y = lax.scan(add, zero, (cut, words.reshape(k // step, step, n)))[0]
+    return y if scale is None else y * scale
+
+
+def by_blocks(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
+    """The product of both as bfloat16, summed in float32: float32 [m, n]."""
+    m = x.shape[0]
+    most = 1 << 17 if m < ROWS else 1 << 20
+    decode: Any = bfloats(weights.format, weights.zero_point)
+    if jnp.issubdtype(words.dtype, jnp.floating):  # XLA makes float16 of all that it moves as float8
+        words = lax.bitcast_convert_type(words, jnp.uint8)
+    return _of_blocks(x, words, scale, weights, decode, jnp.bfloat16, most)
+
+
+def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
+    """A block of n at a time: [n, k] in ``dtype``, at most so many codes; scales of groups are multiplied into it."""
+    grouped = weights.by == "gnk"
+    groups, n, width = words.shape if grouped else (1, *words.shape)
+    m, k = x.shape
+    x = in_order(x.reshape(m, groups, k // groups), weights.per, width * weights.per).reshape(m, -1)
+    x = filled(x.astype(dtype)) if dtype == jnp.bfloat16 else x
+
+    def block(words: Any, *scale: Any) -> Any:
+        codes = jnp.concatenate(decode(words), -1) if weights.per > 1 else decode(words)[0]
+        if grouped:
+            codes = (codes.astype(jnp.float32) * scale[0][..., None]).astype(dtype)
+            codes = jnp.moveaxis(codes, 0, 1).reshape(codes.shape[1], -1)
+        y = lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)[:m]
+        return y if grouped or not scale else y * scale[0]
+
+    arrays = (words, scale) if weights.scaled else (words,)
+    axes = (1, 1) if grouped else (0, 0)
+    return side_by_side(block, n, block_of(n, max(16, most // x.shape[1])), arrays, axes)
