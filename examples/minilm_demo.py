@@ -24,14 +24,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from scipy.stats import rankdata
 
 import typax
-from examples import assets, minilm, quality
+from examples import assets, minilm, quality, results
 
 BATCH = 32
 ROUNDS = 5  # of the timing
 DEVICES = 8
 MODULE = "examples.minilm_demo"
+PICTURE = results.README.parent / "build" / "minilm.png"
 DESCRIPTION = "A sentence encoder on 256 sentences: what it gives, weighs and takes."
 
 console = Console()
@@ -178,41 +180,74 @@ RECIPES: dict[str, Any] = {
 }
 
 
-def show_formats(params: Any, data: list[Batch], base: np.ndarray) -> None:
-    """Each recipe's bytes, in memory and in a file, against its error; what is read back embeds the same, bit for bit.
+def related(program: Program, tokenizer_json: Path, words: list[tuple[str, str, float]]) -> float:
+    """Spearman's correlation of the cosines of pairs of words with how related people find them."""
+    each = list(dict.fromkeys(w for a, b, _ in words for w in (a, b)))
+    rows = quality.unit(embed(program, batches(tokenizer_json, each)))
+    at = {w: i for i, w in enumerate(each)}
+    cosines = [rows[at[a]] @ rows[at[b]] for a, b, _ in words]
+    return float(np.corrcoef(rankdata(cosines), rankdata([mean for *_, mean in words]))[0, 1])
+
+
+def show_formats(folder: Path, params: Any, data: list[Batch], base: np.ndarray, picture: Path) -> list[tuple[str, ...]]:
+    """Each recipe's bytes against its error; what is read back embeds the same, bit for bit. The rows of the table.
 
     base float32[N, D] are the embeddings with the parameters as they are.
     """
+    try:
+        words = assets.words()
+    except assets.AssetError as error:
+        words = None
+        console.print(f"Without WordSim-353: {error}", highlight=False, soft_wrap=True, markup=False)
     programs = [Program("float32", jax.jit(minilm.encode), params)]
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, recipe in RECIPES.items():
-            small, _ = typax.quantize_tree(params, recipe)
-            program = Program(name, jax.jit(typax.lift(minilm.encode, fallback="allow")), small)
-            path = Path(folder, "model.safetensors")
-            typax.io.save(path, small)
-            again = Program(name, program.encode, typax.io.load(path))
-            same = np.array_equal(embed(program, data[:1]), embed(again, data[:1]))
-            vectors = embed(program, progress(data, f"Embedding with {name}"))
-            q = quality.compare(base, vectors)
-            rows.append((name, size(small), path.stat().st_size, q.mean_cosine, q.min_cosine, same))
-            programs.append(program)
-    ratios = race(programs, data[:4], rounds=3)[1:]
-    caption = "cos: to the embeddings in float32; time: warm, as a ratio to float32's; same: read back from the file"
-    table = Table("recipe", title="Formats", caption=caption)
-    for heading in ("MB", "MB of file", "mean cos", "min cos", "time", "same"):
-        table.add_column(heading, justify="right")
-    for (name, n, file, mean, least, same), ratio in zip(rows, ratios, strict=True):
-        cells = (
-            f"{n / 1e6:.1f}",
-            f"{file / 1e6:.1f}",
-            f"{mean:.5f}",
-            f"{least:.5f}",
-            f"{ratio:.2f}",
-            "yes" if same else "NO",
+    for name, recipe in RECIPES.items():
+        small, _ = typax.quantize_tree(params, recipe)
+        programs.append(Program(name, jax.jit(typax.lift(minilm.encode, fallback="allow")), small))
+    rows, found = [], []
+    for i, program in enumerate(programs):
+        vectors = (
+            embed(program, progress(data, f"Embedding with {program.name} ({i + 1} of {len(programs)})")) if i else base
         )
-        table.add_row(name, *cells)
-    console.print(table)
+        q = quality.compare(base, vectors)
+        score = f"{related(program, folder / 'tokenizer.json', words):.3f}" if words else ""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "model.safetensors")
+            typax.io.save(path, program.params)
+            again = Program(program.name, program.encode, typax.io.load(path))
+        same = "the same" if np.array_equal(embed(again, data[:1]), embed(program, data[:1])) else "OTHER"
+        rows.append(
+            (program.name, f"{size(program.params) / 1e6:.1f}", f"{q.mean_cosine:.4f}", f"{q.min_cosine:.4f}", score)
+        )
+        found.append((program.name, size(program.params), 1 - q.mean_cosine, same))
+    ratios = race(programs, data[:4], rounds=3)
+    rows = [(*row, f"{ratio:.2f}", same) for row, ratio, (*_, same) in zip(rows, ratios, found, strict=True)]
+    caption = (
+        "cosine: to the embeddings of 256 sentences in float32; WordSim-353: correlation of ranks with people's; time: warm, "
+        "as a ratio to float32's; from the file: what is saved and read back embeds the same, bit for bit"
+    )
+    results.show(console, "MiniLM, 22.7 million parameters", results.MINILM, rows, caption)
+    draw([f[:3] for f in found[1:]], picture)
+    return rows
+
+
+def draw(found: list[tuple[str, int, float]], picture: Path) -> None:
+    """Bytes against error, each a name, bytes, and 1 less the mean cosine; says so if matplotlib is not there."""
+    try:
+        from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        console.print("No picture is drawn, for which matplotlib is needed: pip install 'typax[plot]'.", markup=False)
+        return
+    pyplot.switch_backend("agg")
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for name, n, error in found:
+        axes.plot(n / 1e6, error, "o")
+        axes.annotate(name, (n / 1e6, error), xytext=(6, 4), textcoords="offset points")
+    axes.set(yscale="log", xlabel="MB", ylabel="1 - mean cosine to float32", title="all-MiniLM-L6-v2")
+    axes.margins(x=0.3)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture)
+    pyplot.close(figure)
+    console.print(f"Bytes against error: {picture}", highlight=False, soft_wrap=True, markup=False)
 
 
 def show_pairs(base: np.ndarray, vectors: np.ndarray, pairs: list[tuple[int, int]]) -> None:
@@ -272,7 +307,7 @@ def split(data: list[Batch], mesh: Mesh) -> list[Batch]:
 # --- the whole ----------------------------------------------------------------------------------------------
 
 
-def on_one_device(folder: Path) -> None:
+def on_one_device(folder: Path) -> list[tuple[str, ...]]:
     params = minilm.load(folder)
     sentences, pairs = assets.sentences()
     data = batches(folder / "tokenizer.json", sentences)
@@ -284,7 +319,7 @@ def on_one_device(folder: Path) -> None:
     vectors = show_quality(f"{len(sentences)} sentences", programs, data)
     show_pairs(vectors[0], vectors[-1], pairs)
     show_receipt(receipt)
-    show_formats(params, data, vectors[0])
+    return show_formats(folder, params, data, vectors[0], PICTURE)
 
 
 def on_many_devices(folder: Path) -> None:
@@ -308,25 +343,31 @@ def on_many_devices(folder: Path) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=DESCRIPTION)
-    parser.add_argument("--sharded", action="store_true", help="only the part on many devices")
-    arguments = parser.parse_args(argv)
-    try:
-        with console.status("Looking for the model"):
-            folder = assets.find(assets.MINILM, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
-    except assets.AssetError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 1
-    if arguments.sharded:
-        on_many_devices(folder)
-        return 0
-    on_one_device(folder)
+def run() -> list[tuple[str, ...]]:
+    """Everything; the rows of the table of formats. Raises AssetError if the model cannot be had."""
+    with console.status("Looking for the model"):
+        folder = assets.find(assets.MINILM, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
+    rows = on_one_device(folder)
     console.print(f"\n[bold]The same on {DEVICES} devices[/bold]")
     # The number of devices is read when JAX starts, hence a process of its own.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    return subprocess.run([sys.executable, "-m", MODULE, "--sharded"], env=environment).returncode
+    subprocess.run([sys.executable, "-m", MODULE, "--sharded"], env=environment, check=True)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=DESCRIPTION)
+    parser.add_argument("--sharded", action="store_true", help="only the part on many devices")
+    try:
+        if parser.parse_args(argv).sharded:
+            on_many_devices(assets.find(assets.MINILM))
+        else:
+            run()
+    except assets.AssetError as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

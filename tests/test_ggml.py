@@ -70,3 +70,59 @@ def test_derivatives_and_stacks():
     assert (jax.grad(lambda v: jnp.sum(typax.dense(v) ** 2))(v) == 2 * typax.dense(v)).all()
     assert jax.vmap(typax.dense)(v).shape == (2, 64)
     assert jax.typeof(typax.retract(v, jnp.zeros((2, 64)))) == jax.typeof(v)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K"])
+def test_a_few_rows_are_multiplied_without_a_dense_array(kind):
+    block = BLOCKS[kind]
+    rng = np.random.default_rng(2)
+    b = rng.integers(0, 128, (6, 2, block.bytes), np.uint8)  # no NaN among the scales
+    b[..., 1::2] &= 0x3B
+    w, k = of_blocks(b, kind), 2 * block.values
+    x = jnp.asarray(rng.normal(size=(2, 1, k)), jnp.float32)
+    f = lambda x, w: jnp.einsum("...k,nk->...n", x, w)
+    got = jax.jit(typax.lift(f, "error"))(x, w)
+    want = np.asarray(x, np.float64) @ np.asarray(typax.dense(w), np.float64).T
+    bound = np.abs(np.asarray(x, np.float64)) @ np.abs(np.asarray(typax.dense(w), np.float64)).T
+    assert got.shape == (2, 1, 6) and (np.abs(got - want) <= k * 2**-23 * bound).all()
+
+
+def test_products_that_are_dense_ones_say_so():
+    w = quantize_ggml(jnp.ones((4, 32)), kind="Q4_0")
+    f = lambda x, w: jnp.einsum("...k,nk->...n", x, w)
+    product = lambda x, w, numbers: typax.dot_general(x, w, dimension_numbers=(numbers, ((), ())))
+    with pytest.raises(TypeError, match=r"5 rows times q4_0.4,32. are products with the dense array: at most 4 are few"):
+        product(jnp.ones((5, 32)), w, ((1,), (1,)))
+    with pytest.raises(TypeError, match=r"products contract the last axis of q4_0.4,32., a matrix"):
+        product(jnp.ones(4), w, ((0,), (0,)))
+    with pytest.raises(TypeError, match=r"dot_general makes q4_0.4,32. dense"):
+        typax.lift(f, "error")(jnp.ones((5, 32)), w)
+    receipt = typax.Receipt()
+    np.testing.assert_allclose(typax.lift(f, "allow", receipt)(jnp.ones((5, 32)), w), 32.0)
+    assert len(receipt.densified) == 1
+    gradient = jax.grad(lambda x: typax.lift(f, "error")(x, w).sum())(jnp.ones((2, 32)))
+    np.testing.assert_allclose(gradient, 4.0)
+
+
+def test_rows_are_looked_up_in_blocks():
+    w = quantize_ggml(jnp.asarray(np.random.default_rng(3).normal(size=(5, 64)), jnp.float32), kind="Q5_1")
+    rows = np.asarray(typax.dense(w))
+    lookup = jax.jit(typax.lift(lambda w, i: w[i], "error"))
+    same(lookup(w, jnp.array([[4, -1], [0, 2]])), rows[np.array([[4, -1], [0, 2]])])
+    filled = typax.lift(lambda w, i: jnp.take(w, i, axis=0, mode="fill"), "error")(w, jnp.array([1, 9]))
+    assert np.isnan(filled[1]).all() and (filled[0] == rows[1]).all()
+    zero = typax.lift(lambda w, i: w.at[i].get(mode="fill", fill_value=7), "error")(w, jnp.array([9]))
+    assert (np.asarray(zero) == 7).all()
+    columns = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1,))
+    params = {"dimension_numbers": columns, "slice_sizes": (5, 1), "mode": jax.lax.GatherScatterMode.CLIP}
+    with pytest.raises(TypeError, match=r"lookups in q5_1.5,64. are of rows along its first axis"):
+        typax.gather(w, jnp.array([[0]]), **params, fill_value=None, indices_are_sorted=False, unique_indices=False)
+
+
+def test_a_stack_of_blocks_is_scanned():
+    x = np.random.default_rng(4).normal(size=(3, 32, 32)).astype(np.float32)
+    stacked = typax.stack([quantize_ggml(jnp.asarray(a), kind="Q8_0") for a in x])
+    f = lambda h, w: jax.lax.scan(lambda h, w: (jnp.tanh(jnp.einsum("bk,nk->bn", h, w)), None), h, w)[0]
+    got = jax.jit(typax.lift(f, "error"))(jnp.ones((1, 32)), stacked)
+    np.testing.assert_allclose(got, f(jnp.ones((1, 32)), typax.dense(stacked)), rtol=1e-5, atol=1e-6)

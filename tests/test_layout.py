@@ -71,6 +71,7 @@ ORDER = [
     "_codes",
     "_rows",
     "_convolutions",
+    "_blocks",
     "lowrank",
     "tup",
     "sums",

@@ -1,5 +1,6 @@
 """typax: hi types for JAX, each a class statement, with every transformation derived from it."""
 
+from typax import _blocks as _blocks
 from typax import _convolutions as _convolutions
 from typax import debug, hijax, io
 from typax._callbacks import io_callback, pure_callback
