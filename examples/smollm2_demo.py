@@ -84,7 +84,7 @@ def measure(config: smollm2.Config, program: Program, prompt: Any, two: Any, tex
 
 
 def race(found: dict[str, Found], rounds: int) -> dict[str, float]:
-    """The least seconds in which each program writes. In a round each writes once, so that a busy machine slows all alike."""
+    """The least seconds in which each program writes; in a round each does once, so that a busy machine slows all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds):
         for name, f in found.items():
