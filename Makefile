@@ -31,7 +31,7 @@ docs: env  ## build the reference in build/docs, and run the code blocks of READ
 	@JAX_PLATFORMS=cpu $(PY) tests/_reference.py build/docs
 	@JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) tests/test_docs_blocks.py $(ARGS)
 
-laws: env  ## every law on every shipped type and op; writes a table of docs/laws.md
+laws: env  ## every law on every shipped type and op, and on the gallery; writes a table of docs/laws.md
 	@JAX_PLATFORMS=cpu PYTHONPATH=. .venv/bin/python tests/_shipped.py
 
 mutants: env  ## every mutant of every shipped type and op, against the laws; writes a table of docs/laws.md

@@ -36,14 +36,14 @@ def _(x: Float[Array, "*b n"], s: Float[DiagonalPlusLowRank, "n n"]) -> Any:
 
 
 @typax.op(reference=None)
-def solve(s: DiagonalPlusLowRank, y: Float[Array, "n"]) -> Any:
+def solve(s: Float[DiagonalPlusLowRank, "n n"], y: Float[Array, "n"]) -> Any:
     z = y / s.d
     return z - (s.u @ jnp.linalg.solve(capacitance(s), s.u.T @ z)) / s.d
 
 
 @typax.op(reference=lambda s: jnp.linalg.slogdet(s)[1])
 def logdet(s: Float[DiagonalPlusLowRank, "n n"]) -> Any:
-    return jnp.linalg.slogdet(capacitance(s))[1] + jnp.sum(jnp.log(s.d))
+    return jnp.linalg.slogdet(capacitance(s))[1] + jnp.sum(jnp.log(jnp.abs(s.d)))
 
 
 def log_likelihood(s: Any, y: Any) -> Any:

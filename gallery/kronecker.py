@@ -24,21 +24,21 @@ class Kron(typax.Value, name="kron", tangent="componentwise"):
 
     def dense(self) -> Float[Array, "*batch m*p n*q"]:
         blocks = jnp.einsum("mn,pq->mpnq", self.a, self.b)
-        rows = blocks.reshape(-1, *blocks.shape[2:])
-        return rows.reshape(len(rows), -1)
+        (m, n), (p, q) = self.a.shape, self.b.shape
+        return blocks.reshape(m * p, n, q).reshape(m * p, n * q)
 
 
 @typax.matmul.impl
 def _(x: Float[Array, "*b k"], w: Float[Kron, "k n"]) -> Any:
     cut = x.reshape(*x.shape[:-1], w.a.shape[0], w.b.shape[0])
     y = jnp.einsum("...mp,mn,pq->...nq", cut, w.a, w.b)
-    return y.reshape(*x.shape[:-1], -1)
+    return y.reshape(*x.shape[:-1], w.shape[1])
 
 
 @typax.matmul.impl
 def _(v: Float[Kron, "m k"], w: Float[Kron, "k n"]) -> Any:
     if v.a.shape[1] != w.a.shape[0]:
-        raise TypeError(f"the factors do not fit: {v.a.shape} with {w.a.shape}, {v.b.shape} with {w.b.shape}")
+        raise typax.Refused(f"the factors do not fit: {v.a.shape} with {w.a.shape}, {v.b.shape} with {w.b.shape}")
     return Kron(v.a @ w.a, v.b @ w.b)
 
 
@@ -49,4 +49,6 @@ def _(w: Float[Kron, "m n"], *, permutation: Any) -> Any:
 
 @typax.op(reference=jnp.linalg.inv)
 def inv(w: Float[Kron, "n n"]) -> Kron:
+    if w.a.shape[0] != w.a.shape[1]:
+        raise typax.Refused(f"the factors are not square: {w.a.shape}, {w.b.shape}")
     return Kron(jnp.linalg.inv(w.a), jnp.linalg.inv(w.b))

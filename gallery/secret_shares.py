@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32, UInt32
+from jaxtyping import Array, Int32, Key, UInt32
 
 import typax
 
@@ -26,7 +26,7 @@ class Shares(typax.Value, name="shares"):
 
 
 @typax.op(reference=lambda x, key: x)
-def share(x: Int32[Array, "*b"], key: Any) -> Shares:
+def share(x: Int32[Array, "*b"], key: Key[Array, ""]) -> Shares:
     noise = jax.random.bits(key, x.shape, jnp.uint32)
     return Shares(noise, x.astype(jnp.uint32) - noise)
 

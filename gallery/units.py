@@ -59,5 +59,5 @@ def _(a: Quantity, b: Quantity) -> Quantity:
 @add.impl
 def _(a: Quantity, b: Quantity) -> Quantity:
     if a.unit != b.unit:
-        raise TypeError(f"cannot add {a.unit} and {b.unit}: {jax.typeof(a)} + {jax.typeof(b)}")
+        raise typax.Refused(f"cannot add {a.unit} and {b.unit}: {jax.typeof(a)} + {jax.typeof(b)}")
     return Quantity(a.magnitude + b.magnitude, a.unit)

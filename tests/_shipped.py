@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import _gallery
 import conftest  # noqa: F401  the ground that tests stand on: devices, strict promotion
 import jax
 import jax.numpy as jnp
@@ -254,14 +255,18 @@ def table(found: list[Any]) -> str:
 
 
 def main() -> int:
-    found = []
+    found, broken = [], 0
     for s in subjects():
         found += cells(s)
         print(s.name, [f"{c.law}: {c.why}" for c in found if c.subject == s.name and c.status == "fail"] or "", flush=True)
+    for name, s in _gallery.subjects():
+        said = cells(s)
+        print(f"gallery/{name}.py", s.name, [f"{c.law}: {c.why}" for c in said if c.status == "fail"] or "", flush=True)
+        broken += sum(c.status == "fail" for c in said)
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table(found)}\n{END}{rest.partition(END)[2]}")
-    return sum(c.status == "fail" for c in found)
+    return broken + sum(c.status == "fail" for c in found)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ import ast
 import io
 import tokenize
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import _gallery
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +15,7 @@ from _util import close
 
 from gallery import block_diagonal, complex_pair, interval, kronecker, masked, packed_bits, secret_shares, units
 from gallery import diagonal_plus_lowrank as dlr
-from typax import dense, matmul
-
-pytestmark = pytest.mark.core
-
-PAGES = sorted(p for p in Path(units.__file__).parent.glob("*.py") if p.name != "__init__.py")
+from typax import dense, laws, matmul
 
 
 def wave(*shape, shift=0.0):
@@ -201,6 +197,7 @@ def same(got, want, tol=1e-3):
 # --- each type against what it stands for -----------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @every
 @wraps
 def test_values(name, op, wrap):
@@ -211,6 +208,7 @@ def test_values(name, op, wrap):
     close(dense(wrap(f)(case.value, x)), plain(d, x), 1e-4)
 
 
+@pytest.mark.core
 @floats
 def test_derivatives(name, op):
     """Gradients, also of a checkpoint, tangents and Hessian-vector products, all in one program."""
@@ -238,77 +236,16 @@ def test_derivatives(name, op):
     same((moving_parts(case, hg), hx), second, 1e-2)
 
 
-@every
-def test_mapped(name, op):
-    case = CASES[name]
-    f, plain, x = case.ops[op]
-    by = lambda k: lambda p: p if p.dtype == bool else p + jnp.asarray(k, p.dtype)
-    stacked = [jnp.stack([by(k)(p) for k in range(3)]) for p in case.parts]
-    values = jax.vmap(case.build)(*stacked)
-    arrays = jax.vmap(case.stands_for)(*stacked)
-    np.testing.assert_array_equal(dense(values), arrays)
-    xs = jnp.stack([x, x[::-1], x])
-    twice = jax.vmap(jax.vmap(case.build))(*(jnp.stack([s, s[::-1]]) for s in stacked))
-    of = ((0, None), (0, 0), (0, xs.ndim - 1), (None, 0))
+@pytest.mark.core
+@pytest.mark.parametrize("subject", [pytest.param(s, id=f"{page}-{s.name}") for page, s in _gallery.sample()])
+def test_laws(subject):
+    """All laws: under jit, in both modes of differentiation, mapped, in loops and branches, sharded, in a file.
 
-    def mapped(f, many, one, two):
-        operands = (many, x), (many, xs), (many, jnp.moveaxis(xs, 0, -1)), (one, xs)
-        single = [dense(jax.vmap(f, axes)(*args)) for axes, args in zip(of, operands, strict=True)]
-        nested = [dense(jax.vmap(jax.vmap(f, (0, None)), outer)(two, x)) for outer in ((0, None), (1, None))]
-        return single + nested
-
-    @jax.jit
-    def both(values, arrays, one, d, twice, two):
-        return mapped(f, values, one, twice), mapped(plain, arrays, d, two)
-
-    two = jnp.stack([arrays, arrays[::-1]])
-    got, want = both(values, arrays, case.value, case.stands_for(*case.parts), twice, two)
-    same(got, want)
-    if case.moving:
-        loss = losses(case, op)[0]
-        g = jax.jit(jax.vmap(jax.grad(loss), (0, None)))(values, x)
-        one = jax.jit(jax.grad(loss))
-        each = [one(case.build(*(s[k] for s in stacked)), x) for k in range(3)]
-        want = jax.tree.map(lambda *a: jnp.stack(a), *(moving_parts(case, e) for e in each))
-        same(moving_parts(case, g), want)
-
-
-@every
-def test_in_loops(name, op):
-    case = CASES[name]
-    f, plain, x = case.ops[op]
-    values = jax.vmap(case.build)(*(jnp.stack([p, p, p]) for p in case.parts))
-    want = jax.jit(plain)(case.stands_for(*case.parts), x)
-    _, ys = jax.jit(lambda vs: jax.lax.scan(lambda c, v: (c, f(v, x)), 0.0, vs, length=3))(values)
-    close(dense(ys), jnp.stack([want] * 3), 1e-4)
-    v, _ = jax.lax.scan(lambda v, _: (v, f(v, x)), case.value, None, length=2)
-    np.testing.assert_array_equal(dense(v), dense(case.value))
-    if case.moving:
-        loss, on_parts, parts, _ = losses(case, op)
-        total = lambda vs, x: jax.lax.scan(lambda c, v: (c + loss(v, x), None), 0.0, vs, length=3)[0]
-        g, gx = jax.jit(jax.grad(total, (0, 1)))(values, x)
-        want, want_x = jax.jit(jax.grad(on_parts, (0, 1)))(parts, x)
-        same((moving_parts(case, g), gx), (jax.tree.map(lambda w: jnp.stack([w] * 3), want), 3 * want_x), 1e-2)
-
-
-@every
-def test_sharded_along_a_batch_axis(name, op):
-    case = CASES[name]
-    f, plain, x = case.ops[op]
-    stacked = [jnp.stack([p] * 8) for p in case.parts]
-    arrays = jax.vmap(case.stands_for)(*stacked)
-    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
-        values = jax.jit(jax.vmap(case.build))(*(jax.device_put(s, jax.P("i")) for s in stacked))
-        assert "[8@i" in str(jax.typeof(values))
-        if op == "inv":  # what JAX refuses for arrays it refuses for components
-            for g, v in ((f, values), (plain, jax.device_put(arrays, jax.P("i")))):
-                with pytest.raises(Exception, match="out_sharding"):
-                    jax.jit(jax.vmap(g, (0, None)))(v, x)
-            return
-        out = jax.jit(jax.vmap(f, (0, None)))(values, x)
-        assert "[8@i" in str(jax.typeof(out))
-        got = dense(out)
-    close(got, jax.vmap(plain, (0, None))(arrays, x), 1e-3)
+    Here of each page the type and an op; ``make laws`` checks all.
+    """
+    cells = [laws.check_cell(law, subject, 0, ("plain",)) for law, subject in laws.pairs([subject])]
+    assert not [f"{c.law}: {c.why} ({c.example})" for c in cells if c.status == "fail"]
+    assert len([c for c in cells if c.status == "pass"]) >= 8
 
 
 # --- what is particular -------------------------------------------------------------------------------------------------
@@ -452,7 +389,7 @@ def code_lines(source: str) -> int:
     return len({n for t in tokens if t.type not in skipped for n in range(t.start[0], t.end[0] + 1)} - told)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", _gallery.PAGES, ids=lambda p: p.stem)
 def test_a_page_is_short_and_on_the_public_api(page):
     source = page.read_text()
     tree = ast.parse(source)
@@ -468,6 +405,6 @@ def test_a_page_is_short_and_on_the_public_api(page):
 
 
 def test_the_pages_are_the_ten_of_the_readme():
-    readme = (PAGES[0].parent / "README.md").read_text()
-    assert len(PAGES) == 10 and all(f"[{p.stem}]({p.name})" in readme for p in PAGES)
+    readme = (_gallery.PAGES[0].parent / "README.md").read_text()
+    assert len(_gallery.PAGES) == 10 and all(f"[{p.stem}]({p.name})" in readme for p in _gallery.PAGES)
     assert code_lines('"""Told."""\n\nx = 1  # one\n# none\ny = (\n    2\n)\n') == 4

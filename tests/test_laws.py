@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Float32, Int32, UInt8
 
 import typax
 import typax.laws as laws
-from gallery.packed_bits import Bits, negate, pack
+from gallery import complex_pair, diagonal_plus_lowrank, units
+from gallery.packed_bits import Bits, both, negate, pack
 from typax import QArray, Value, matmul, quantize
 from typax._rows import transpose
 from typax.laws._values import stacked
@@ -154,11 +155,63 @@ def test_values_are_made_by_an_op_where_components_do_not_go_together():
     some = ["dense-declared", "agrees-with-reference", "sharded-values"]
     result = laws.check(Bits, [negate], laws=some, examples={Bits: pack}, max_examples=0)
     assert result.ok, str(result)
-    assert not laws.check(Bits, laws="dense-declared", max_examples=0).ok
+    (cell,) = laws.check(Bits, laws="dense-declared", max_examples=0).failures
+    assert cell.why.endswith("if not all components fit each other, say how values are made: examples={Bits: op}")
+    assert laws.check(Bits, [pack, both], laws=some, max_examples=0).ok  # pack, whose reference is the identity, makes them
     v = pack(jnp.ones((4, 16), bool))
     refused = pytest.raises(TypeError, match="no component shows the axis n")
     with jax.set_mesh(jax.make_mesh((2,), ("i",))), refused:
         typax.reshard(v, jax.P(None, "i"))
+
+
+def test_one_cause_is_told_once():
+    def fails(x: Float32[Array, "n"]):
+        raise ValueError("never with this one")
+
+    result = laws.check(None, [typax.op(reference=jnp.negative, name="fails")(fails)], max_examples=0)
+    assert len(result.failures) > 8
+    (line,) = [line for line in str(result).splitlines() if line.startswith("FAIL")]
+    assert "result-type, agrees-with-reference, jit-is-eager" in line and line.endswith("never with this one")
+
+
+def test_operands_fit_each_other_where_that_needs_equal_sizes():
+    @typax.op(reference=jnp.matmul)
+    def times(a: Float[Rank1, "m k"], b: Float[Rank1, "k n"]) -> Rank1:
+        return Rank1(a.u * (a.v @ b.u), b.v)
+
+    @typax.op(reference=None)
+    def trace(a: Float[Rank1, "m n"]):
+        if a.u.shape != a.v.shape:
+            raise ValueError("not square")
+        return a.u @ a.v
+
+    result = laws.check(Rank1, [times, trace], laws=["agrees-with-reference", "vjp-differences"], max_examples=0)
+    assert [c.status for c in result.cells] == ["pass", "pass", "not applicable", "pass"], str(result)
+
+
+def test_complex_numbers_and_tangents_of_the_own_class_are_differentiated():
+    names = ["dot-product", "vjp-differences", "dense-derivative"]
+    assert laws.check(complex_pair.Pair, [complex_pair.multiply], laws=names, max_examples=0).ok
+
+    @typax.op(reference=jnp.conj)
+    def conjugate(z: complex_pair.Pair):
+        return complex_pair.Pair(z.re, -z.im)
+
+    @conjugate.def_jvp
+    def _(primals, tangents):
+        return conjugate(*primals), tangents[0]
+
+    assert laws.check(complex_pair.Pair, [conjugate], laws="jvp-differences", max_examples=0).failures
+    result = laws.check(units.Quantity, [units.divide], laws=names, max_examples=0)
+    assert {c.status for c in result.cells} == {"pass"}, str(result)
+
+
+def test_a_method_is_an_op_on_its_class():
+    ops = {s.name: s for s in laws.in_module(complex_pair)}
+    assert laws.check_cell(laws.LAWS["jit-is-eager"], ops["magnitude"], 0).status == "pass"
+    assert {"Pair", "split", "multiply", "matmul(Pair, Pair)"} <= ops.keys()
+    own = [s.name for s in laws.in_module(diagonal_plus_lowrank, diagonal_plus_lowrank.DiagonalPlusLowRank)]
+    assert own == ["DiagonalPlusLowRank", "solve", "logdet", "matmul(Array, DiagonalPlusLowRank)"]
 
 
 def test_the_stacks_of_a_class_without_batch_axes_are_partitioned():
@@ -255,6 +308,14 @@ def test_the_command(tmp_path, monkeypatch):
     assert "2/2 agrees-with-reference of halve: fail" in done.stderr
     done = run("mine.py", "--law", "raise-lower", "--op", "halve")
     assert done.exit_code == 0 and re.search(r"raise-lower +pass", done.stdout)
+    (tmp_path / "raw.py").write_text((Path(__file__).parent / "_raw.py").read_text())
+    (tmp_path / "some.py").write_text(
+        "import sys, raw, jax.numpy as jnp\nvalues = {raw.Codes: [raw.encode(jnp.ones((2, 3)))]}\n"
+    )
+    done = run("raw", "--law", "raise-lower")
+    assert done.exit_code == 2 and "Not checked: Codes, Outer, Pair, of hi types written by hand" in done.stderr.replace("\n", " ")
+    done = run("raw", "--law", "raise-lower", "--examples", "some:values")
+    assert done.exit_code == 0 and re.search(r"law +Codes", done.stdout), done.output
     for target, says in [
         ("mine.py:Nothing", "has no Nothing"),
         ("nowhere", "cannot import nowhere"),

@@ -100,6 +100,7 @@ ORDER = [
     "laws.batching",
     "laws.sharding",
     "laws.exporting",
+    "laws._subjects",
     "laws._run",
     "laws",
     "cli._common",

@@ -13,7 +13,7 @@ from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, 
 from typax._jit import jit
 from typax._lift import explain, lift
 from typax._moves import reshard, unshare
-from typax._op import Op, op
+from typax._op import Op, Refused, op
 from typax._optimize import apply_updates, optimizer, tangent_zeros
 from typax._placement import device_put, shard_map, with_sharding_constraint
 from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
@@ -49,6 +49,7 @@ __all__ = [
     "QArray",
     "Rank1",
     "Receipt",
+    "Refused",
     "Sum",
     "Tangent",
     "Tup",

@@ -299,7 +299,11 @@ class Op:
 
 
 class Refused(TypeError):
-    """Raised by an implementation of a primitive that cannot run with these parameters: the next way is tried."""
+    """Raised by an implementation that fits the operands' types, but not these operands, with the reason.
+
+    `typax.lift` then goes on as if there were none, and tells the reason; a call of the op raises it; the laws pass over such
+    examples.
+    """
 
 
 _REFERENCE = object()

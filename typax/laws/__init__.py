@@ -17,7 +17,8 @@ from typax.laws import identity, mapping, tangents, ops, derivatives, batching, 
 from typax.laws import _law
 from typax.laws._draw import operands, values
 from typax.laws._law import Broken, Call, Law, NotApplicable, Values
-from typax.laws._run import Cell, Result, Subject, check, check_cell, concerns, pairs, settled, subjects
+from typax.laws._run import Cell, Result, check, check_cell, settled
+from typax.laws._subjects import Subject, concerns, in_module, pairs, subjects, written_by_hand
 
 LAWS = _law.LAWS
 """All laws by name, in the order of the table."""
@@ -35,9 +36,11 @@ __all__ = [
     "check",
     "check_cell",
     "concerns",
+    "in_module",
     "operands",
     "pairs",
     "settled",
     "subjects",
     "values",
+    "written_by_hand",
 ]

@@ -9,44 +9,28 @@ empty     sizes of 0
 any       ``max_examples`` more
 """
 
-import functools
 import re
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import hypothesis
 import jax
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
-from hypothesis.strategies import SearchStrategy
 
 from typax import _jax
-from typax._op import Op, Refused
+from typax._op import Refused
+from typax._type import ValueType
 from typax.laws import _draw
-from typax.laws._calls import ByHand
-from typax.laws._law import LAWS, Broken, Call, Law, NotApplicable, Values
+from typax.laws._law import Broken, Law, NotApplicable, Values
+from typax.laws._subjects import Subject, hidden, pairs, subjects
 from typax.laws._values import lowered, types
 
 PROFILES = ("plain", "batched", "statics", "edges", "empty", "any")
 SHRINKS = 25  # examples on which a broken law is tried again, to find a small one
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a law is checked on: a class, or an op with one of its implementations; and how its examples are drawn.
-
-    ``kind`` is ``"type"`` or ``"op"``, ``name`` that of its column, ``what`` the class or op; ``draw`` makes a strategy of
-    examples, ``given`` holds those that are not drawn.
-    """
-
-    kind: Literal["type", "op"]
-    name: str
-    what: Any
-    draw: Callable[[_draw._Options], Any]
-    given: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,98 +90,17 @@ class Result:
     def reasons(self) -> list[str]:
         """A line for each broken law, and for why laws have nothing to say."""
         lines = []
+        causes: dict[tuple[str, str], list[Cell]] = {}  # one cause breaks many laws
         for c in self.failures:
-            lines += ["", f"FAIL {c.law} of {c.subject}: {c.why}", f"     example: {c.example}"]
+            causes.setdefault((c.subject, c.why), []).append(c)
+        for (s, why), cells in causes.items():
+            lines += ["", f"FAIL {', '.join(c.law for c in cells)} of {s}: {why}", f"     example: {cells[0].example}"]
         skipped = [c for c in self.cells if c.status == "not applicable"]
         reasons = dict.fromkeys((c.subject, c.why) for c in skipped)
         lines += [""] if reasons else []
         for s, why in reasons:
             lines.append(f"-    {', '.join(c.law for c in skipped if (c.subject, c.why) == (s, why))} of {s}: {why}")
         return lines
-
-
-# --- subjects ------------------------------------------------------------------------------------------------------
-
-
-def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> list[Subject]:
-    """What is checked: the class, and each implementation of each op that takes or gives a value of it.
-
-    ``examples`` are as `check` takes them.
-    """
-    given = examples if isinstance(examples, Mapping) else {} if examples is None else {cls: examples}
-    makers = tuple((k, v) for k, v in given.items() if isinstance(k, type) and callable(v) and not _is_strategy(v))
-    given = {k: v for k, v in given.items() if (k, v) not in makers}
-    out = [] if cls is None else [_type_subject(cls, given.get(cls), makers)]
-    for item in ops:
-        if (hand := _by_hand(item)) is not None:
-            out.append(_hand_subject(hand, given))
-            continue
-        op, impls = (item, item.impls) if isinstance(item, Op) else (item[0], [item[1]])
-        if op in given:
-            out.append(_op_subject(op, None, given[op], cls, makers))
-            continue
-        mine = [i for i in impls if cls is None or len(impls) == 1 or concerns(i, cls)]
-        out += [_op_subject(op, i, None, cls, makers) for i in mine]
-    return out
-
-
-def _by_hand(item: Any) -> ByHand | None:
-    fn, ref = item if isinstance(item, tuple) else (item, None)
-    return None if isinstance(fn, Op) else ByHand(fn, ref)
-
-
-def _hand_subject(op: ByHand, given: Any) -> Subject:
-    if (examples := given.get(op.fn)) is None:
-        raise TypeError(f"{op.name} is written by hand, so that no examples follow; give some: examples={{fn: [...]}}")
-    return _op_subject(op, None, examples, None, ())
-
-
-def concerns(impl: Any, cls: Any) -> bool:
-    """Whether an implementation takes a value of the class."""
-    return any(isinstance(p.cls, type) and issubclass(p.cls, cls) for ps in impl.operands for p in ps)
-
-
-def _is_strategy(x: Any) -> bool:
-    return isinstance(x, SearchStrategy)
-
-
-def _type_subject(cls: Any, examples: Any, makers: Any) -> Subject:
-    if examples is None:
-        if not hasattr(cls, "_declaration"):
-            raise TypeError(f"{cls.__name__} is written by hand, so that no examples follow; give some: examples=[...]")
-        return Subject("type", cls.__name__, cls, lambda o: _draw.examples_of(cls, o._replace(makers=makers), {}))
-    if _is_strategy(examples):
-        return Subject("type", cls.__name__, cls, lambda o: examples.map(_as_values))
-    return Subject("type", cls.__name__, cls, lambda o: None, tuple(map(_as_values, examples)))
-
-
-def _as_values(x: Any) -> Values:
-    return x if isinstance(x, Values) else Values(x, (x, x))
-
-
-def _op_subject(op: Any, impl: Any, examples: Any, owner: Any, makers: Any) -> Subject:
-    if examples is None:
-        name = op.name
-        if len(op.impls) > 1:
-            short = [_short(i) for i in op.impls]
-            name += _short(impl) if short.count(_short(impl)) == 1 else str(impl)
-        return Subject("op", name, op, lambda o: _draw.calls_of(op, impl, o._replace(makers=makers), {}, owner))
-    as_call = functools.partial(_as_call, op)
-    if _is_strategy(examples):
-        return Subject("op", op.name, op, lambda o: examples.map(as_call))
-    return Subject("op", op.name, op, lambda o: None, tuple(map(as_call, examples)))
-
-
-def _short(impl: Any) -> str:
-    """The classes of the operands."""
-    return "(" + ", ".join("|".join(getattr(p.cls, "__name__", str(p.cls)) for p in ps) for ps in impl.operands) + ")"
-
-
-def _as_call(op: Any, x: Any) -> Call:
-    if isinstance(x, Call):
-        return replace(x, op=op)
-    args, statics = x if len(x) == 2 and isinstance(x[0], tuple) and isinstance(x[1], dict) else (x, {})
-    return Call(op, tuple(args), (tuple(args), tuple(args)), statics)
 
 
 # --- running -------------------------------------------------------------------------------------------------------
@@ -243,13 +146,22 @@ class _Run:
             self.broken = self.broken or (len(self.seen) if self.seen[shown] is not None else 0)
         if (e := self.seen[shown]) is not None:
             self.last = shown
-            raise Broken(str(e))
+            raise Broken(f"{e}{self._advice(example)}")
+
+    def _advice(self, example: Any) -> str:
+        """What to do where components that were drawn one by one may not fit each other."""
+        tys = jax.tree.leaves(types(example.value if isinstance(example, Values) else example.args))
+        drawn = [t.decl.cls for t in tys if isinstance(t, ValueType)] if self.subject.given is None else []
+        names = [c.__name__ for c in drawn if hidden(c) and c not in self.subject.made]
+        return (
+            f"; if not all components fit each other, say how values are made: examples={{{names[0]}: op}}" if names else ""
+        )
 
     def _outcome(self, example: Any) -> Broken | None:
         try:
             self.law.check(self.subject.what, example)
         except (NotApplicable, NotImplementedError, Refused) as e:
-            self.reason = one_line(e)
+            self.reason = self.reason or one_line(e)
         except Broken as e:
             return e
         except HypothesisException:
@@ -262,7 +174,7 @@ class _Run:
 
     def drawn(self, profile: str, max_examples: int) -> None:
         o = _draw._Options(profile, self.law.tame, self.law.smooth, self.law.even)
-        if max_examples == 0 and profile == "any":
+        if (max_examples == 0 and profile == "any") or o in self.subject.without:
             return
         settings = hypothesis.settings(
             max_examples=max_examples if profile == "any" else 1,
@@ -281,8 +193,9 @@ class _Run:
         try:
             settings(hypothesis.given(self.subject.draw(o))(law_holds))()
         except NotApplicable as e:
-            self.reason = one_line(e)
+            self.reason = self.reason or one_line(e)
         except Unsatisfiable:
+            self.subject.without.add(o)
             self.reason = self.reason or "no example that fits the declaration was found; give some: examples=..."
 
 
@@ -356,12 +269,3 @@ def settled() -> Iterator[None]:
     """Strict promotion of dtypes, and no mesh, while laws are checked."""
     with jax.numpy_dtype_promotion("strict"), jax.set_mesh(None) if _jax.trace_is_clean() else typing.cast(Any, None):
         yield
-
-
-def pairs(subjects: Sequence[Subject], laws: Sequence[str] | str | None = None) -> Iterator[tuple[Law, Subject]]:
-    """The laws that are of each subject's kind."""
-    names = list(LAWS) if laws is None else [laws] if isinstance(laws, str) else list(laws)
-    if unknown := [n for n in names if n not in LAWS]:
-        raise ValueError(f"no law is called {', '.join(unknown)}; the laws are {', '.join(LAWS)}")
-    for s in subjects:
-        yield from ((LAWS[n], s) for n in names if LAWS[n].kind == s.kind)

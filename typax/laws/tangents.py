@@ -18,9 +18,11 @@ from typax.laws._values import (
     close,
     gradients,
     host,
+    inner,
     meaning,
     near,
     opened,
+    paired,
     plain_type,
     same_gradients,
     scalar,
@@ -156,7 +158,7 @@ def fan_out(cls: Any, example: Values) -> None:
 
     def total(v: Any, weights: Any) -> Any:
         pairs = zip(jax.tree.leaves(meaning(v)), weights, strict=True)
-        return sum((jnp.sum(x * w).astype("float32") for x, w in pairs if w is not None), jnp.float32(0))
+        return sum((paired(x, w).astype("float32") for x, w in pairs if w is not None), jnp.float32(0))
 
     if all(w is None for w in ws[0]):
         raise NotApplicable("the value stands for nothing that can be differentiated")
@@ -177,9 +179,8 @@ def dense_derivative(cls: Any, example: Values) -> None:
     c = jax.tree.leaves(weights([pushed], 2))[0]
     total = scalar(dense, [v], 2)
     (g,) = gradients(total, [v], [0])
-    left, right = float(jnp.sum(pushed * c)), sum(float(jnp.sum(a * b)) for a, b in zip(opened(v, t), g, strict=True))
-    size = float(jnp.sum(jnp.abs(pushed * c))) + 1e-6
-    if abs(left - right) > 1e-3 * size and not _rounds(ty):
+    (left, size), (right, _) = inner([pushed], [c]), inner(opened(v, t), g)
+    if abs(left - right) > 1e-3 * size + 1e-9 and not _rounds(ty):
         raise Broken(f"<J t, c> is {left} but <t, J' c> is {right}: a gradient step would go in another direction")
     if not by_components(ty) and not _jax.is_hi(ty.to_tangent_aval()):
         close("the tangent of dense(v)", [pushed], [t], near([pushed], [t], 4), "a dense tangent is a change of dense(v)")
