@@ -313,7 +313,9 @@ def test_the_command(tmp_path, monkeypatch):
         "import sys, raw, jax.numpy as jnp\nvalues = {raw.Codes: [raw.encode(jnp.ones((2, 3)))]}\n"
     )
     done = run("raw", "--law", "raise-lower")
-    assert done.exit_code == 2 and "Not checked: Codes, Outer, Pair, of hi types written by hand" in done.stderr.replace("\n", " ")
+    assert done.exit_code == 2 and "Not checked: Codes, Outer, Pair, of hi types written by hand" in done.stderr.replace(
+        "\n", " "
+    )
     done = run("raw", "--law", "raise-lower", "--examples", "some:values")
     assert done.exit_code == 0 and re.search(r"law +Codes", done.stdout), done.output
     for target, says in [
