@@ -301,8 +301,8 @@ class Op:
 class Refused(TypeError):
     """Raised, with the reason, by an implementation that fits the operands' types but not these operands.
 
-    `typax.lift` then goes on as if there were none, and tells the reason; a call of the op raises it; the laws pass over such
-    examples.
+    `typax.lift` then goes on as if there were none, and tells the reason; a call of the op raises it; the laws pass over
+    such examples.
     """
 
 
