@@ -27,7 +27,7 @@ from typax._tangent import Tangent
 from typax._type import ValueType
 from typax._value import Value
 from typax.lowrank import DenseLowRank, FactoredRank1, LowRank, Rank1, factors, outer
-from typax.quantized import QArray, matmul, quantize
+from typax.quantized import QArray, matmul, quantize, requantize
 from typax.sums import Sum
 from typax.tup import Tup, tup
 
@@ -92,6 +92,7 @@ __all__ = [
     "pure_callback",
     "quantize",
     "quantize_tree",
+    "requantize",
     "reshard",
     "retract",
     "scan",

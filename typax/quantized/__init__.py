@@ -12,11 +12,11 @@ from typax.quantized.ggml import Ggml, of_blocks, quantize_ggml
 from typax.quantized.given import from_codes
 from typax.quantized.measure import Error, error, fake, limits
 from typax.quantized.products import along, matmul
-from typax.quantized.quantizing import quantize
+from typax.quantized.quantizing import quantize, requantize
 from typax.quantized.types import QArray, QColumns, Quantized, QuantizedType, accumulated, times
 
 __all__ = [
     "Error", "Floats", "Format", "Ggml", "Integers", "QArray", "QColumns", "Quantized", "QuantizedType", "Scale", "Table",
     "accumulated", "along", "error", "fake", "formats", "from_codes", "limits", "matmul", "of_blocks", "quantize",
-    "quantize_ggml", "times",
+    "quantize_ggml", "requantize", "times",
 ]  # fmt: skip

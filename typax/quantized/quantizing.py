@@ -1,16 +1,26 @@
-"""`quantize`: the op that makes quantized arrays; on what values stand for it is the identity."""
+"""`quantize` and `requantize`: the ops that make quantized arrays; on what values stand for they are the identity.
 
+    requantize(q, format)  =  quantize(dense(q), format)        bit for bit
+
+An axis along which new scales are kept is gone along in blocks of about `BLOCK` values, so that no more than a block is an
+array of floats at a time.  Where there is none, or all scales depend on all values (a second level of them), the whole is
+decoded.
+"""
+
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from typax._op import Op
-from typax.quantized import layout
-from typax.quantized.encode import Choice, encode
+from typax.quantized import axes, layout
+from typax.quantized.axes import Held, held
+from typax.quantized.encode import Choice, Parts, encode
 from typax.quantized.format import Format, format_of
-from typax.quantized.types import build, in_units
+from typax.quantized.types import Quantized, build, in_units
 
 
 class Quantize(Op):
@@ -87,10 +97,86 @@ def _(x: Float[Array, "*batch n"], given: dict, *, format: Format, axis: Any = -
 
 
 def _quantize(x: Any, given: Any, format: Format, axis: Any, group: Any, choice: Choice) -> Any:
-    choice = choice.check(format, "quantize")
+    groups = _groups(x.ndim, format, axis, group, choice, "quantize")
+    return build(format, groups, x.shape, encode(format, x, groups, choice, given), x.dtype)
+
+
+def _groups(ndim: int, format: Format, axis: Any, group: Any, choice: Choice, where: str) -> layout.Groups:
+    choice.check(format, where)
     if group is None and isinstance(axis, int):
         group = format.group
-    groups = layout.groups_of(x.ndim, axis, group, "quantize")
+    groups = layout.groups_of(ndim, axis, group, where)
     if not layout.inner_axes(groups):
-        raise ValueError(f"quantize: axis={axis}, group={group}: values share no scale; name an axis, or a group above 1")
-    return build(format, groups, x.shape, encode(format, x, groups, choice, given), x.dtype)
+        raise ValueError(f"{where}: axis={axis}, group={group}: values share no scale; name an axis, or a group above 1")
+    return groups
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+BLOCK = 1 << 16
+"""Values that are decoded at a time."""
+
+requantize = Quantize(_identity, "requantize", _step)
+requantize.__doc__ = """Quantize what a quantized array stands for otherwise; differentiates as the identity.
+
+The result is that of ``typax.quantize(typax.dense(q), ...)``, whose arguments it takes, in every bit.  No dense array is
+made, but a block of one at a time, unless all values share a scale, or scales or a key are given.
+
+Raises:
+  ValueError, TypeError: as `typax.quantize`.
+"""
+
+
+@requantize.impl
+def _(q: Float[Quantized, "*batch n"], *, format: Format, axis: Any = -1, group: Any = None, scale: Any = "absmax",
+      zero_point: bool = False, exponents: str = "floor") -> Any:  # fmt: skip
+    return _requantize(q, {}, format, axis, group, Choice(scale, zero_point, exponents))
+
+
+@requantize.impl
+def _(q: Float[Quantized, "*batch n"], given: dict, *, format: Format, axis: Any = -1, group: Any = None,
+      scale: Any = "absmax", zero_point: bool = False, exponents: str = "floor") -> Any:  # fmt: skip
+    return _requantize(q, given, format, axis, group, Choice(scale, zero_point, exponents))
+
+
+def _requantize(q: Any, given: Any, format: Format, axis: Any, group: Any, choice: Choice) -> Any:
+    groups = _groups(q.ndim, format, axis, group, choice, "requantize")
+    x = held(q)
+    found = None if given or format.scale.of is not None or _sharded(x) else _blocks(x, groups)
+    if found is None:
+        parts = encode(format, x.dense(), groups, choice, given, "requantize")
+        return build(format, groups, x.shape, parts, x.dtype)
+    a, step = found
+    n, old, new = x.shape[a], x.groups[a], max(groups[a], 1)
+
+    def block(i: Any) -> Any:
+        if old > 1:
+            piece = x.on_outer(a, lambda y, k: axes.window(y, k, i * (step // old), step // old), step)
+        else:
+            piece = axes.window(x, a, i * step, step)
+        parts = encode(format, piece.dense(), groups, choice, {}, "requantize")
+        return parts.qvalue, parts.scale, parts.zero_point
+
+    k = layout.outer_axes(groups).index(a)
+    together = lambda y: jnp.moveaxis(y, 0, k).reshape(*y.shape[1 : k + 1], n // new, *y.shape[k + 2 :])
+    return build(format, groups, x.shape, Parts(*jax.tree.map(together, lax.map(block, jnp.arange(n // step)))), x.dtype)
+
+
+def _blocks(x: Held, groups: layout.Groups) -> tuple[int, int] | None:
+    """An axis to go along, and by how many entries, in whole groups before and after; ``None`` if there is none."""
+    size, best = math.prod(x.shape), None
+    for a, (n, old, new) in enumerate(zip(x.shape, x.groups, groups, strict=True)):
+        unit = math.lcm(max(old, 1), max(new, 1))
+        nested = isinstance(x.scale, Held) and old and x.scale.groups[x.outer.index(a)] > 1
+        if new == 0 or nested or n % unit or size <= BLOCK:
+            continue
+        step = unit * max(
+            d for d in range(1, n // unit + 1) if n // unit % d == 0 and (d == 1 or d * unit * size <= BLOCK * n)
+        )
+        if step < n and (best is None or step * x.shape[best[0]] < best[1] * n):
+            best = a, step
+    return best
+
+
+def _sharded(x: Held) -> bool:
+    return any(p is not None for p in jax.typeof(x.codes).sharding.spec)
