@@ -115,6 +115,49 @@ def test_numbers():
         np.testing.assert_allclose(typax.dense(doubled), -typax.dense(q) / 2, rtol=1e-6)
 
 
+def test_numbers_along_axes_that_have_scales():
+    s, half = jnp.arange(1.0, 41.0).reshape(4, 10) / 40, jnp.arange(1.0, 5.0).astype(jnp.float16)
+    f = lambda q: s[:, None] * q / half.astype("float32")[:, None, None]
+    for shown in ("q4t", "u4zg4t"):
+        q = typax.quantize(X, HOW[shown][0], **HOW[shown][1])
+        got = native(f, q)
+        assert isinstance(got, Quantized)
+        np.testing.assert_allclose(typax.dense(got), f(typax.dense(q)), rtol=1e-6)
+    total = lambda q: jnp.sum(jnp.sin(f(q) @ jnp.ones((10, 2))))
+    want = jax.grad(total)(typax.dense(q))
+    np.testing.assert_allclose(jax.grad(typax.lift(total, "error"))(q), want, rtol=1e-5, atol=1e-5)
+    for g in (
+        lambda q: q * s[:1].T,
+        lambda q: q * jnp.sin(jnp.ones((4, 10, 10))),
+    ):  # along the axis that shares a scale; unknown
+        with pytest.raises(TypeError, match="no op with the reference mul"):
+            typax.lift(g, "error")(typax.quantize(X[:, :10], "int4", axis=1))
+
+
+def test_sharding():
+    x = X.reshape(4, 120)
+    with jax.set_mesh(jax.make_mesh((4,), ("i",))):
+        q = typax.quantize(x, "int4", group=10)
+        moved = native(lambda q: jax.sharding.reshard(q, jax.P(None, "i")), q)
+        assert str(jax.typeof(moved)) == "q4g10[4,120@i]" and str(jax.typeof(moved.qvalue)) == "uint8[4,12@i,5]"
+        f = lambda q: lax.reshape(q.T, (4, 30, 4), out_sharding=jax.P("i"))[:, :20]
+        got = native(f, moved)
+        assert str(jax.typeof(got)) == str(jax.typeof(f(typax.dense(moved)))).replace("float32", "q4g10t")
+        np.testing.assert_array_equal(jax.device_get(typax.dense(got)), f(typax.dense(q)))
+        with pytest.raises(TypeError, match=r"4 shards of 30, which groups of 20 do not divide"):
+            typax.quantize(jax.device_put(x, jax.P(None, "i")), "int4", group=20)
+        coarse, odd = typax.quantize(x, "int4", group=20), typax.quantize(x[:, :60], "int4")
+        for place in (typax.reshard, typax.device_put, lambda q, s: native(lambda q: jax.sharding.reshard(q, s), q)):
+            with pytest.raises(TypeError, match=r"axis 1 of q4g20\[4,120\] has 4 shards of 30, which groups of 20 do not"):
+                place(coarse, jax.P(None, "i"))
+        with pytest.raises(TypeError, match=r"axis 1 of q4\[4,60\] has 4 shards of 15, which groups of 2 do not divide"):
+            typax.device_put(odd, jax.P(None, "i"))
+    auto = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    by = jax.NamedSharding(auto, jax.P("i"))
+    got = native(lambda q: 2 * lax.with_sharding_constraint(q, by), typax.quantize(x, "int4", group=10))
+    assert isinstance(got, Quantized) and got.qvalue.sharding.spec[0] == "i"
+
+
 def test_what_pads_and_fills():
     for shown in ("q4t", "u4zg4t", "nf4g8t"):
         name, how = HOW[shown]

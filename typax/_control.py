@@ -20,7 +20,9 @@ import jax
 
 from typax import _interpret, _jax, _jaxpr, _repairs
 from typax._interpret import Event, Modes, Paths, Record
+from typax._moves import reshard
 from typax._op import Op
+from typax._placement import with_sharding_constraint
 from typax._prim import Cache
 from typax._structural import component_leaves, from_leaves, pack_open
 from typax._type import ValueType, dense_type
@@ -270,3 +272,17 @@ def _through(primitive: Any) -> None:
 
 for _primitive in (jax.lax.copy_p, jax.lax.stop_gradient_p, jax.lax.optimization_barrier_p):
     _through(_primitive)
+
+
+def _placing(primitive: Any, place: Callable[[Any, Any], Any], sharding: str) -> None:
+    """A primitive that says where its operand lies is the function of typax for values."""
+    op = Op(primitive, primitive.name)
+
+    def implementation(x: Any, **params: Any) -> Any:
+        return place(x, params[sharding])
+
+    op.impl(implementation)
+
+
+_placing(_jax.reshard_p, reshard, "dst_sharding")
+_placing(_jax.sharding_constraint_p, with_sharding_constraint, "sharding")

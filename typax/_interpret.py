@@ -71,6 +71,7 @@ def evaluate(
 ) -> list[Any]:
     """The results of ``jaxpr`` on ``args``, any of which may be a hi value that stands for the array expected there."""
     names: dict[Any, str | None] = dict(zip(jaxpr.invars, paths, strict=True)) if paths is not None else {}
+    same: dict[Any, frozenset[int]] = {}  # of arrays: the axes along which they were repeated
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, _jax.Literal)}
@@ -83,7 +84,9 @@ def evaluate(
         operands = [read(a) for a in eqn.invars]
         own = [None if isinstance(a, _jax.Literal) else names.get(a) for a in eqn.invars] if names else None
         with _jax.eqn_context(eqn):
-            results = _equation(eqn, operands, record, modes, own)
+            results = _equation(eqn, operands, record, modes, own, same)
+        if repeated := _repeated(eqn, same):
+            same[eqn.outvars[0]] = repeated
         env.update(zip(eqn.outvars, results, strict=True))
         if own is not None and (path := next((p for p in own if p is not None), None)) is not None:
             names.update((v, path) for v, x in zip(eqn.outvars, results, strict=True) if _jax.is_hi(_jax.typeof(x)))
@@ -91,6 +94,21 @@ def evaluate(
             if last_use[v] == i and v not in keep:
                 env.pop(v, None)
     return [read(a) for a in jaxpr.outvars]
+
+
+def _repeated(eqn: Any, same: dict[Any, frozenset[int]]) -> frozenset[int]:
+    """The axes along which the result of an equation is the same, as far as can be told from what it repeats."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        shape, dims, x = eqn.params["shape"], eqn.params["broadcast_dimensions"], eqn.invars[0]
+        moved = {d for a, d in enumerate(dims) if x.aval.shape[a] == shape[d] != 1 and a not in _known(x, same)}
+        return frozenset(range(len(shape))) - moved
+    if eqn.primitive.name in ("convert_element_type", "neg", "copy"):
+        return _known(eqn.invars[0], same)
+    return frozenset()
+
+
+def _known(atom: Any, same: dict[Any, frozenset[int]]) -> frozenset[int]:
+    return frozenset() if isinstance(atom, _jax.Literal) else same.get(atom, frozenset())
 
 
 def stands_for_array(ty: Any, aval: Any) -> bool:
@@ -124,7 +142,9 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     )
 
 
-def _equation(eqn: Any, operands: list[Any], record: Record, modes: Modes, paths: Paths) -> list[Any]:
+def _equation(
+    eqn: Any, operands: list[Any], record: Record, modes: Modes, paths: Paths, same: dict[Any, frozenset[int]]
+) -> list[Any]:
     types = tuple(map(_jax.typeof, operands))
     hi = [stands_for_array(t, v.aval) for t, v in zip(types, eqn.invars, strict=True)]
     if not any(hi):
@@ -135,7 +155,10 @@ def _equation(eqn: Any, operands: list[Any], record: Record, modes: Modes, paths
     if eqn.primitive in structured:
         return structured[eqn.primitive](eqn, operands, record, modes, paths)
     path = next((p for p, h in zip(paths, hi, strict=True) if h and p is not None), None) if paths is not None else None
-    out = _native(eqn.primitive, operands, dict(eqn.params), modes.options(path))
+    options = modes.options(path)
+    if eqn.primitive.name in ("mul", "div") and (along := frozenset().union(*(_known(v, same) for v in eqn.invars))):
+        options["along"] = tuple(sorted(along))
+    out = _native(eqn.primitive, operands, dict(eqn.params), options)
     if out is not NotImplemented:
         if record is not silent:
             record(event(eqn, types)._replace(path=path))

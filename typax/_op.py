@@ -309,8 +309,9 @@ class Refused(TypeError):
 _REFERENCE = object()
 
 
-OPTIONS = ("activations", "lifting")
-"""Keywords that implementations of a primitive may have beside its parameters: how `typax.lift` is to run it."""
+OPTIONS = ("activations", "lifting", "along")
+"""Keywords that implementations of a primitive may have beside its parameters: how `typax.lift` is to run it, and of ``mul``
+and ``div``, ``along`` which axes the array that a value meets is known to be the same."""
 
 
 def _bind_fn(primitive: Any) -> Callable[..., Any]:

@@ -214,16 +214,29 @@ def _(q: Quantized) -> Any:
 mul, div = op(lax.mul_p, name="mul"), op(lax.div_p, name="div")
 
 
-@mul.impl
-def _(q: Quantized, c: Float[Array, ""], **_: Any) -> Any:
-    return axes.rescaled(held(q), lambda s: s * c.astype(jnp.float32)).value()
+def _rescaled(q: Any, c: Any, f: Any, along: Any) -> Any:
+    """By a number, or by an array that is the same along these axes, all that share scales among them."""
+    x, c = held(q), c.astype(jnp.float32)
+    if c.ndim:
+        if along is None or any(g != 1 and a not in along for a, g in enumerate(x.groups)):
+            raise Refused(f"{x.shown} meets an array that is not known to be the same for all values that share a scale")
+        c = lax.slice(c, (0,) * c.ndim, [1 if a in along else n for a, n in enumerate(c.shape)])
+        c = lax.squeeze(c, [a for a, g in enumerate(x.groups) if g == 0])
+        if isinstance(x.scale, Held) and c.size > 1:
+            raise Refused(f"the scales of {x.shown} are quantized themselves")
+    return axes.rescaled(x, lambda s: f(s, c)).value()
 
 
 @mul.impl
-def _(c: Float[Array, ""], q: Quantized, **_: Any) -> Any:
-    return axes.rescaled(held(q), lambda s: s * c.astype(jnp.float32)).value()
+def _(q: Quantized, c: Float[Array, "*b"], *, along: Any = None, **_: Any) -> Any:
+    return _rescaled(q, c, jnp.multiply, along)
+
+
+@mul.impl
+def _(c: Float[Array, "*b"], q: Quantized, *, along: Any = None, **_: Any) -> Any:
+    return _rescaled(q, c, jnp.multiply, along)
 
 
 @div.impl
-def _(q: Quantized, c: Float[Array, ""], **_: Any) -> Any:
-    return axes.rescaled(held(q), lambda s: s / c.astype(jnp.float32)).value()
+def _(q: Quantized, c: Float[Array, "*b"], *, along: Any = None, **_: Any) -> Any:
+    return _rescaled(q, c, jnp.divide, along)

@@ -64,7 +64,7 @@ def split(x: Any, groups: Groups, where: str) -> Any:
     parts = tuple(jax.typeof(x).sharding.spec)
     for a, (n, g, part) in enumerate(zip(x.shape, groups, parts, strict=True)):
         if part is not None and g > 1:
-            _whole_groups(x, a, n, g, part, where)
+            whole_groups(jax.typeof(x), a, n, g, part, jax.typeof(x).sharding.mesh, where)
     missing = pads(x.shape, groups)
     if any(missing):
         x = jnp.pad(x, [(0, p) for p in missing])
@@ -85,15 +85,16 @@ def reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:
     return jax.lax.reshape(x, shape) if spec is None else jax.lax.reshape(x, shape, out_sharding=spec)
 
 
-def _whole_groups(x: Any, a: int, n: int, g: int, part: Any, where: str) -> None:
-    mesh = jax.typeof(x).sharding.mesh
+def whole_groups(what: Any, a: int, n: int, g: int, part: Any, mesh: Any, where: str) -> None:
+    """Raise a TypeError if shards of axis ``a``, partitioned by ``part``, are no whole number of groups."""
     shards = 1
     for name in part if isinstance(part, tuple) else (part,):
         shards *= mesh.shape[name]
-    if n % (shards * g):
+    if shards > 1 and n % (shards * g):
+        size = f"{n // shards}" if n % shards == 0 else f"{n}/{shards}"
         raise TypeError(
-            f"{where}: axis {a} of {jax.typeof(x)} has {shards} shards of {n // shards}, which groups of {g} do not "
-            f"divide; use a group that divides {n // shards}, or fewer shards"
+            f"{where}: axis {a} of {what} has {shards} shards of {size}, which groups of {g} do not "
+            f"divide; use a group that divides {size}, or fewer shards"
         )
 
 

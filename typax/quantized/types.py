@@ -69,12 +69,22 @@ class QuantizedType(ValueType):
         return self.decl.cls.extra
 
     def partition_spec(self, sharding: Any) -> tuple[Pspec, Any]:
+        given, mesh = getattr(sharding, "spec", sharding), getattr(sharding, "mesh", None)
+        if isinstance(given, jax.P):
+            self._whole_groups(given, mesh or jax.sharding.get_abstract_mesh())
         spec, mesh = super().partition_spec(sharding)
         pairs = zip(self.leaves, spec.leaves, strict=True)
         leaves = [
             a.partition_spec(s)[0] if isinstance(a, ValueType) and isinstance(s, jax.P) else s for a, s in pairs
         ]  # scales that are quantized have a spec of their own class
         return Pspec(spec.decl, leaves, spec.shown, spec.tangents, spec.dense, spec.named), mesh
+
+    def _whole_groups(self, parts: Any, mesh: Any) -> None:
+        groups = all_groups(self)
+        for a, (n, g, part) in enumerate(zip(self.shape, groups, (*parts, *(None,) * self.ndim), strict=False)):
+            packs = self.of_format.per if g == 0 and a == layout.inner_axes(groups)[-1] else 1
+            if part is not None and max(g, packs) > 1:
+                layout.whole_groups(self, a, n, max(g, packs), part, mesh, f"{parts}")
 
     def check(self) -> "ValueType":
         super().check()
