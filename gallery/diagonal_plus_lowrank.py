@@ -13,7 +13,7 @@ In raw hijax: the type, its tangent type, and three primitives whose derivatives
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 import typax
 
@@ -36,7 +36,7 @@ def _(x: Float[Array, "*b n"], s: Float[DiagonalPlusLowRank, "n n"]) -> Any:
 
 
 @typax.op(reference=None)
-def solve(s: Float[DiagonalPlusLowRank, "n n"], y: Float[Array, "n"]) -> Any:
+def solve(s: Float32[DiagonalPlusLowRank, "n n"], y: Float32[Array, "n"]) -> Any:
     z = y / s.d
     return z - (s.u @ jnp.linalg.solve(capacitance(s), s.u.T @ z)) / s.d
 

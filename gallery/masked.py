@@ -34,7 +34,7 @@ def mask(x: Float[Array, "*b n"], valid: Bool[Array, "*b n"]) -> Masked:
 
 @typax.op(reference=lambda x, value: jnp.where(jnp.isnan(x), value, x))
 def fill(x: Masked, value: Float[Array, ""]) -> Any:
-    return jnp.where(x.valid, x.data, value)
+    return jnp.where(x.valid & ~jnp.isnan(x.data), x.data, value)
 
 
 @add.impl
@@ -49,9 +49,9 @@ def _(x: Masked, y: Masked) -> Masked:
 
 @total.impl
 def _(x: Masked) -> Any:
-    return jnp.sum(x.data, where=x.valid)
+    return jnp.nansum(x.data, where=x.valid)
 
 
 @mean.impl
 def _(x: Masked) -> Any:
-    return jnp.mean(x.data, where=x.valid)
+    return jnp.nanmean(x.data, where=x.valid)

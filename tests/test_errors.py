@@ -1,5 +1,6 @@
 """A user's mistakes, each with its message."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -46,8 +47,8 @@ def test_a_value_does_not_become_an_array(f):
 
 
 def test_a_missing_implementation_lists_those_that_exist():
-    with pytest.raises(TypeError, match=r"no implementation for \(q8\[2,3\], q8\[2,3\]\); it has: .*QArray"):
-        matmul(quantize(X), quantize(X))
+    with pytest.raises(TypeError, match=r"no implementation for \(q8\[2,3\], Tup\{.*\}\); it has: .*QArray"):
+        matmul(quantize(X), typax.tup(X))
 
 
 def test_two_equal_implementations():
@@ -168,10 +169,38 @@ def test_results_of_another_structure_than_the_reference():
         pair(quantize(X))
 
 
-@pytest.mark.parametrize("x", [jnp.arange(6).reshape(2, 3), jnp.float32(3), jnp.ones((2, 3), complex)])
-def test_plain_operands_must_fit_where_an_implementation_takes_plain_operands(x):
-    with pytest.raises(TypeError, match=r"quantize has no implementation for .*it has: \(Float\[Array, '\*batch n'\]\)"):
-        quantize(x)
+TAKES = r"Float\[Array, '\*batch n'\]"
+MISFITS = {
+    "an int array": (lambda q: quantize(jnp.arange(6).reshape(2, 3)), rf"int32\[2,3\] is not {TAKES}; cast it with astype"),
+    "a complex one": (lambda q: quantize(jnp.ones(3, complex)), rf"complex64\[3\] is not {TAKES}; cast it with astype"),
+    "a number": (lambda q: quantize(jnp.float32(3)), rf"float32\[\] has too few axes for {TAKES}"),
+    "a list": (lambda q: quantize([1.0, 2.0]), "a list is not an array; make it one with jnp.asarray"),
+    "two sizes": (
+        lambda q: matmul(jnp.ones((2, 3)), q),
+        r"k is 3 in float32\[2,3\] and 4 in q8\[4,3\], where \(Float\[Array, '\*b k'\], Float\[QArray, .*\) has one size",
+    ),
+    "ints with it": (lambda q: matmul(jnp.ones((2, 4), int), q), r"int32\[2,4\] is not Float\[Array, '\*b k'\]; cast it"),
+    "a static by position": (lambda q: typax.transpose(q, (1, 0)), "it takes 1 operand; statics go by keyword: permutation"),
+}
+
+
+@pytest.mark.parametrize("call", MISFITS)
+def test_the_one_thing_to_change_is_said(call):
+    f, says = MISFITS[call]
+    with pytest.raises(TypeError, match=r"has no implementation for \(.*\): " + says):
+        f(quantize(jnp.ones((4, 3))))
+
+
+def test_a_long_list_of_implementations_is_cut():
+    with pytest.raises(TypeError, match=r"matmul has no implementation for .*; it has: (\(.*\); ){4}\d+ more\. Add one"):
+        matmul(typax.Rank1(jnp.ones(2), jnp.ones(3)), quantize(X))
+
+
+def test_ops_have_signatures():
+    assert list(inspect.signature(quantize).parameters)[:3] == ["x", "format", "axis"]
+    assert list(inspect.signature(matmul).parameters)[:2] == ["a", "b"]
+    scaled = typax.op(reference=lambda x, *_, **__: x)(lambda x, factor=2.0: x)
+    assert str(inspect.signature(scaled)) == "(x, factor=2.0)"
 
 
 # --- a value is not an array -------------------------------------------------------------------------------------

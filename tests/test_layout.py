@@ -40,6 +40,7 @@ ORDER = [
     "_optimize",
     "_override",
     "_match",
+    "_misfit",
     "_op",
     "_collectives",
     "_control",

@@ -21,7 +21,8 @@ import jax
 from typax import _axes, _interpret, _jax, _jaxpr, _prim
 from typax._axes import Pattern
 from typax._byhand import axes_type, has_axes, is_raw
-from typax._match import Implementation, covers, overlap, read_implementation, show_operands, stack_of_one
+from typax._match import Implementation, covers, overlap, read_implementation, show_operands
+from typax._misfit import no_implementation, show
 from typax._override import Overridden, rule_setter
 from typax._prim import Cache, Calls, Linear, Mask, Statics, has_tangent
 from typax._structural import (
@@ -78,6 +79,15 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of its reference, or of its first implementation where that says more."""
+        if self.reference is not None:
+            told = inspect.signature(self.reference)
+            if not self.impls or all(p.kind is not p.VAR_POSITIONAL for p in told.parameters.values()):
+                return told
+        return inspect.signature(self.impls[0].fn) if self.impls else inspect.signature(self.__call__)
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -217,7 +227,7 @@ class Op:
         best = [i for i in fit if not any(j is not i and covers(i.operands, j.operands) for j in fit)]
         if len(best) > 1:
             raise TypeError(
-                f"{self.name}: {' and '.join(map(str, best))} fit {_show(args)} equally; add an implementation for it"
+                f"{self.name}: {' and '.join(map(str, best))} fit {show(args)} equally; add an implementation for it"
             )
         return best[0] if best else None
 
@@ -263,25 +273,11 @@ class Op:
                     return _REFERENCE
                 impl = self._of_reference(len(args))
         if impl is None:
-            have = "; ".join(map(str, self.impls)) or "none"
-            self._refuse_stacks(args)
-            raise TypeError(
-                f"{self.name} has no implementation for {_show(args)}; it has: {have}. Add one with @{self.name}.impl, or "
-                f"apply it to typax.dense(v)"
-            )
+            raise no_implementation(self.name, self.impls, args)
         try:
             return OpApplication(self, impl, tree, tys, statics)
         except Refused as refusal:
             return Refused(*refusal.args)
-
-    def _refuse_stacks(self, args: Any) -> None:
-        """A stack of values where an implementation takes one of them: say so."""
-        for impl in self.impls:
-            if (t := stack_of_one(impl, args)) is not None:
-                raise TypeError(
-                    f"{self.name} has no implementation for {_show(args)}: {t} is a stack where {impl} takes one; apply "
-                    f"{self.name} to each with jax.vmap"
-                )
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
         """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits.
@@ -329,15 +325,6 @@ def _type_of(op: str, x: Any) -> Any:
         raise TypeError(
             f"{op}: operand {x!r} of type {type(x).__name__} is not a value; static parameters go by keyword"
         ) from None
-
-
-def _show(args: Any) -> str:
-    return "(" + ", ".join(map(_show_one, args)) + ")"
-
-
-def _show_one(arg: Any) -> str:
-    leaves = jax.tree.leaves(arg)
-    return str(arg) if len(leaves) == 1 and leaves[0] is arg else str(jax.tree.map(str, arg))
 
 
 class OpApplication(Overridden):
@@ -421,7 +408,7 @@ class OpApplication(Overridden):
         try:
             traced = jax.jit(run).trace(*leaves)
         except _jax.ShardingTypeError as e:
-            raise TypeError(f"{self.name} of {_show(self.in_tys)}: {e}") from e
+            raise TypeError(f"{self.name} of {show(self.in_tys)}: {e}") from e
         refuse_closure(f"{self.name}: the implementation", traced, leaves)
         return traced
 
@@ -446,7 +433,7 @@ class OpApplication(Overridden):
         try:
             traced = jax.jit(self._on_views).trace(*avals)
         except Exception as e:
-            raise TypeError(f"{self.name} of {_show(self.in_tys)}: its reference {name} refuses {_show(avals)}: {e}") from e
+            raise TypeError(f"{self.name} of {show(self.in_tys)}: its reference {name} refuses {show(avals)}: {e}") from e
         refuse_closure(f"{self.name}: its reference {name}", traced, avals)
         want = traced.jaxpr.out_avals
         got = [x for t in self.out_tys for x in jax.tree.leaves(dense_type(t))]
@@ -461,7 +448,7 @@ class OpApplication(Overridden):
                 g = _jax.with_varying(axes_type(g), [w])
             if difference := type_difference(w, g):
                 raise TypeError(
-                    f"{self.name} of {_show(self.in_tys)}: the implementation gives {g}, but its reference {name} gives "
+                    f"{self.name} of {show(self.in_tys)}: the implementation gives {g}, but its reference {name} gives "
                     f"{w} ({difference})"
                 )
 
@@ -478,7 +465,7 @@ class OpApplication(Overridden):
         exact = result or (bool(values) and all(map(by_components, values)))  # the implementation is the meaning
         if self.op.reference is None and (rounded or (any(rest) and not exact)):
             raise NotImplementedError(
-                f"{self.name} of {_show(self.in_tys)} has no reference, so it has no derivative; give it one with "
+                f"{self.name} of {show(self.in_tys)} has no reference, so it has no derivative; give it one with "
                 f"@typax.op(reference=...), or a rule with {self.name}.def_jvp, or keep gradients away with "
                 f"jax.lax.stop_gradient"
             )
@@ -486,7 +473,7 @@ class OpApplication(Overridden):
             for t, m in zip(self.in_tys, rest, strict=True):
                 if m and isinstance(t, ValueType):
                     raise NotImplementedError(
-                        f"{self.name} of {_show(self.in_tys)}: the tangent of {t} has no components, but the result has "
+                        f"{self.name} of {show(self.in_tys)}: the tangent of {t} has no components, but the result has "
                         f"componentwise tangents; none follows from the reference: give one with {self.name}.def_jvp"
                     )
             return [(self._by_components, mask)]

@@ -184,8 +184,11 @@ def _draw_operand(draw: Any, o: _Options, pats: Any, sizes: Any, dtypes: Any, wh
     if isinstance(cls, type) and hasattr(cls, "_declaration"):
         dtype = None
         shape, batch = _hi_shape(draw, o, cls, p.axes, sizes)
-        if p.dtypes is not None and (o.simple or o.smooth):
-            dtype = next((d for d in FLOATS if d in p.dtypes), None)
+        floats = [d for d in FLOATS if d in (p.dtypes or ())]
+        if floats and (o.simple or o.smooth):
+            dtype = floats[0]
+        elif floats and len(floats) < len(FLOATS):  # fewer than the class may stand for
+            dtype = draw(st.sampled_from(floats))
         vs = _draw_values(draw, cls, o, shape, dtype, batch, 3, {})
         _bind(p.axes, tuple(vs[0].shape) if p.axes else (), sizes)
         if p.axes is None:  # a bare class: its axes have the names that it gives them
@@ -249,7 +252,7 @@ def _shape(draw: Any, o: _Options, axes: Any, sizes: dict[str, Any]) -> tuple[in
 
 def _size(draw: Any, o: _Options, k: int) -> int:
     if o.alike:
-        return {"edges": 1, "empty": 0}.get(o.profile, 2)
+        return {"edges": 1, "empty": 0}.get(o.profile, 2) if o.alike == 1 else 2
     if o.even:
         return draw(st.sampled_from([4, 2]))
     own = 2 + k % 4
@@ -258,10 +261,12 @@ def _size(draw: Any, o: _Options, k: int) -> int:
 
 
 def _batch(draw: Any, o: _Options) -> tuple[int, ...]:
+    if o.alike == 2:
+        return (2, 2)
     if o.even:
         return (4,)
     if o.profile == "plain":
-        return (2, 2) if o.alike == 2 else ()
+        return ()
     if o.profile == "batched":
         return (3, 2)
     return tuple(draw(st.lists(st.sampled_from([2, 3, 1, 0]), max_size=2)))

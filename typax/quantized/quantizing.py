@@ -7,6 +7,7 @@ array of floats at a time.  Where there is none, or all scales depend on all val
 decoded.
 """
 
+import inspect
 import math
 from typing import Any
 
@@ -25,6 +26,15 @@ from typax.quantized.types import Quantized, build, in_units
 
 class Quantize(Op):
     """The op `quantize`: an `Op` that takes the format by position; scales, zero points and a key by keyword."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        def quantize(
+            x, format="int8", *, axis=-1, group=None, zero_point=False, scale="absmax", key=None, exponents="floor"
+        ):
+            """How it is called."""
+
+        return inspect.signature(quantize)
 
     def __call__(
         self,
