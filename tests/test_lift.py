@@ -1,5 +1,6 @@
 """Programs that know nothing of typax, on hi values: the dense array is the oracle."""
 
+import functools
 import warnings
 
 import jax
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from _util import W, X, close
 from jax import lax
+from jax.sharding import AxisType
 
 import typax
-from typax import QArray, Receipt, dense, lift, quantize
+from typax import QArray, Receipt, _closures, dense, lift, quantize
 
 pytestmark = pytest.mark.core
 
@@ -167,7 +169,7 @@ REFUSED = {
     "joined rows": (lambda q: jnp.concatenate([q, q[:, :, :2]], axis=2), "concatenate"),
     "single elements": (lambda q: q[:, :, jnp.array([0, 1])], "gather"),
     "element by element": (lambda q: jnp.where(jnp.ones((2, 3, 4), bool), q, -q), "select_n"),
-    "array of factors": (lambda q: q * jnp.ones((2, 3, 4)), "mul"),
+    "array of factors": (lambda q: q * jnp.arange(24.0).reshape(2, 3, 4), "mul"),
 }
 
 
@@ -282,11 +284,91 @@ def test_sharded():
         close(jax.device_get(f(jnp.ones((8, 3)), q)), want.sum(0))
 
 
+GLOBAL = M
+
+
+class Model:
+    """A pytree that is called."""
+
+    def __init__(self, w, name="m"):
+        self.w, self.name = w, name
+
+    def __call__(self, x):
+        return x @ self.w
+
+    def transposed(self, x):
+        return x @ self.w.T
+
+
+jax.tree_util.register_pytree_node(Model, lambda m: ((m.w,), m.name), lambda name, ws: Model(*ws, name))
+
+
+def test_within_shard_map():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+    q = quantize(jnp.sin(jnp.arange(32.0)).reshape(4, 8))
+
+    def f(x, w):
+        part = jax.shard_map(lambda x, w: x @ w, mesh=mesh, in_specs=(jax.P(), jax.P(None, "i")), out_specs=jax.P(None, "i"))
+        rows = jax.shard_map(
+            lambda x, w: jax.lax.psum(x @ w, "i"), mesh=mesh, in_specs=(jax.P(None, "i"), jax.P("i")), out_specs=jax.P()
+        )
+        same = jax.shard_map(lambda w: w, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        return part(x, w.T) + rows(x, same(w.T))
+
+    x, receipt = jnp.cos(jnp.arange(16.0)).reshape(2, 8), Receipt()
+    for run in (lift(f, "error", receipt), jax.jit(lift(f, "error"))):
+        close(run(x, q), f(x, dense(q)), 1e-4)
+    assert len(receipt.natives) == 4
+    assert str(jax.make_jaxpr(lift(f, "error"))(x, q)).count("shard_map[") == 3
+    total = lambda f: lambda x, w: jnp.sum(jnp.sin(f(x, w)))
+    got = jax.jit(jax.grad(total(lift(f, "error")), (0, 1)))(x, q)
+    jax.tree.map(lambda a, b: close(a, b, 1e-4), got, jax.grad(total(f), (0, 1))(x, dense(q)))
+
+
 def test_closures():
-    f = lift(lambda x: typax.matmul(x, M), "error")  # a hi value closed over is a value, not an array
-    close(f(X), X @ dense(M))
-    with pytest.raises(TypeError, match=r"typax\.matmul"):
-        lift(lambda x: x @ M)(X)
+    m, stack = M, Q
+
+    def inner(x):
+        return x @ m if x is not None else inner(x)
+
+    params, calls = {"w": [m, 2]}, []
+
+    def default(x, a=M, *, b=M):
+        calls.append(1)
+        return jnp.stack([x @ a, x @ b])
+
+    T = quantize(W.T)
+    held = {
+        "typax.matmul": lambda x: typax.matmul(x, m),
+        "in a tree": lambda x: x @ params["w"][0],
+        "by a function that refers to itself": inner,
+        "by one that it calls": lambda x: inner(x) + 1,
+        "in a list of functions": lambda x, fs=[inner, jnp.tanh]: fs[1](fs[0](x)),
+        "defaults": default,
+        "a model": Model(M),
+        "a method": Model(T).transposed,
+        "partial": functools.partial(lambda w, x: x @ w, M),
+        "partial by keyword": functools.partial(lambda x, *, w: x @ w, w=M),
+        "in a loop": lambda x: lax.scan(lambda c, w: (c + w @ w.T, None), jnp.zeros((3, 3)), stack)[0] + x[0, 0],
+        "jitted within": lambda x: jax.jit(lambda x: x @ m)(x),
+    }
+    for f in held.values():
+        receipt, arrays = Receipt(), _closures.held(f)
+        got = lift(f, "error", receipt)(X)
+        assert receipt.natives and not receipt.densified
+        assert arrays is not None
+        close(got, arrays.rebuild(as_dense(arrays.values))(X))
+        close(jax.jit(lift(f, "error"))(X), got)
+    assert len(calls) == 3  # lifted twice, and once on arrays
+    assert _closures.held(lambda x: x @ X) is None
+    g = lift(lambda x: x @ params["w"][0], {"w": "allow", "*": "error"}, activations={"w": "dynamic"})
+    close(g(X), typax.matmul(X, M, activations="dynamic"))
+    params["w"][0] = quantize(-dense(M))  # read when it is called, as an argument is
+    close(g(X), -typax.matmul(X, M, activations="dynamic"))
+    close(lift(lambda x: typax.matmul(x, GLOBAL), "error")(X), X @ dense(M))
+    for f in (lambda x: x @ GLOBAL, lambda x: x @ quantize(x)):
+        with pytest.raises(TypeError, match="give it to the lifted function as an argument"):
+            lift(f)(X)
 
     def outer(x):  # a program being traced is closed over: another one each time
         return lift(lambda w: x @ w, "error")(M)
@@ -301,3 +383,46 @@ def test_closures():
         return g(M)
 
     close(twice(X), X @ dense(M))
+
+
+@typax.op
+def gated(x, w, *, cut=0.0):
+    """An op of one's own, in a program that knows it."""
+    return jnp.maximum(x @ w, cut)
+
+
+def test_ops_of_the_program_run_by_their_implementations():
+    seen = []
+
+    def plain(x, w, p):
+        y = typax.matmul(x, w, activations="dynamic")
+        return gated(y, p, cut=0.5) + jax.jit(lambda y: typax.matmul(y, p))(y)
+
+    P = quantize(jnp.cos(jnp.arange(16.0)).reshape(4, 4))
+    receipt = Receipt()
+    want = typax.matmul(X, M, activations="dynamic")
+    want = jnp.maximum(want @ dense(P), 0.5) + want @ dense(P)
+    f = lift(plain, "error", receipt)  # gated has no implementation: by its reference
+    close(f(X, M, P), want)
+    assert [x.primitive for x in receipt.lines] == ["matmul", "dot_general", "matmul"]
+    close(lift(plain, "error")(X, dense(M), dense(P)), plain(X, dense(M), dense(P)))
+
+    @gated.impl
+    def _(x: jax.Array, w: QArray, *, cut: float = 0.0):
+        seen.append(cut)
+        return jnp.maximum(typax.matmul(x, w), cut)
+
+    close(f(X, M, P), want)
+    assert seen == [0.5] and [x.primitive for x in receipt.lines] == ["matmul", "gated", "matmul"]
+    g = jax.grad(lambda x, p: jnp.sum(f(x, M, p)), (0, 1))(X, P)
+    slope = lambda x, p: jnp.sum(jnp.maximum(x @ dense(M) @ p, 0.5) + x @ dense(M) @ p)
+    jax.tree.map(lambda a, b: close(a, b, 0.05), g, jax.grad(slope, (0, 1))(X, dense(P)))
+    step = lambda x, p: jax.grad(lambda x: jnp.sum(gated(x, p)))(x)  # a program that differentiates
+    close(lift(step, "error")(want, P), step(want, dense(P)))
+
+
+def test_large_weights_on_either_side():
+    w = quantize(jnp.sin(jnp.arange(520.0 * 512)).reshape(520, 512))
+    for f, x in ((lambda w, x: w @ x, jnp.ones((512, 2))), (lambda w, x: x @ w, jnp.ones((2, 520)))):
+        for y in (x, x[:, 0] if x.shape[0] == 512 else x[0]):
+            close(jax.jit(lift(f, "error"))(w, y), f(dense(w), y), 1e-3)

@@ -166,7 +166,7 @@ UNSETTLED = {
         r"scan makes q8\[4,4\] dense \(64 bytes\) before the loop",
     ),
     "a carry that becomes hi": (
-        lambda x, w: lax.scan(lambda c, w: (w, None), w[0] * jnp.ones((4, 4)), w)[0],
+        lambda x, w: lax.scan(lambda c, w: (w, None), w[0] * jnp.arange(16.0).reshape(4, 4), w)[0],
         r"scan makes q8\[4,4\] dense \(64 bytes\) at the end of the body, since the carry is an array",
     ),
     "branches that differ": (

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from typax import _interpret
 from typax._op import Refused, op
 from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul
-from typax.quantized.contract import large, of_integers, product
+from typax.quantized.contract import check_activations, large, of_integers, product
 
 
 def _plain(q: Any) -> Any:
@@ -87,16 +87,20 @@ def _product(x: Any, y: Any, dimension_numbers: Any, params: dict[str, Any]) -> 
 
 
 @dot_general.impl
-def _(x: Float[Array, "*b"], w: QArray | QColumns, *, dimension_numbers: Any, **params: Any) -> Any:
-    if large(w) and params.get("out_sharding") is None:
-        return _any_product(x, w, True, dimension_numbers, params)
+def _(
+    x: Float[Array, "*b"], w: QArray | QColumns, *, dimension_numbers: Any, activations: Any = "float", **params: Any
+) -> Any:
+    if activations != "float" or (large(w) and params.get("out_sharding") is None):
+        return _any_product(x, w, True, dimension_numbers, params, activations)
     return _product(x, w, dimension_numbers, params)
 
 
 @dot_general.impl
-def _(w: QArray | QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
-    if large(w) and params.get("out_sharding") is None:
-        return _any_product(w, x, False, dimension_numbers, params)
+def _(
+    w: QArray | QColumns, x: Float[Array, "*b"], *, dimension_numbers: Any, activations: Any = "float", **params: Any
+) -> Any:
+    if activations != "float" or (large(w) and params.get("out_sharding") is None):
+        return _any_product(x, w, False, dimension_numbers, params, activations)
     return _product(w, x, dimension_numbers, params)
 
 
@@ -105,26 +109,29 @@ def _(v: QArray | QColumns, w: QArray | QColumns, *, dimension_numbers: Any, **p
     return _product(v, w, dimension_numbers, params)
 
 
-def _any_product(x: Any, w: Any, first: bool, dimension_numbers: Any, params: dict[str, Any]) -> Any:
+def _any_product(
+    x: Any, w: Any, first: bool, dimension_numbers: Any, params: dict[str, Any], activations: Any = "float"
+) -> Any:
     """Of an array and a quantized one of any format."""
     if params.get("out_sharding") is not None:
         raise Refused("the sharding of the result follows from those of the operands")
+    check_activations(activations, w, "dot_general")
     contract, batch = dimension_numbers
     if not first:
         contract, batch = contract[::-1], batch[::-1]
-    y = product(x, w, contract, batch, first=first, precision=params.get("precision"))
+    y = product(x, w, contract, batch, first=first, precision=params.get("precision"), activations=activations)
     dtype = params.get("preferred_element_type")
     return y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype)
 
 
 @dot_general.impl
-def _(x: Float[Array, "*b"], w: Quantized, *, dimension_numbers: Any, **params: Any) -> Any:
-    return _any_product(x, w, True, dimension_numbers, params)
+def _(x: Float[Array, "*b"], w: Quantized, *, dimension_numbers: Any, activations: Any = "float", **params: Any) -> Any:
+    return _any_product(x, w, True, dimension_numbers, params, activations)
 
 
 @dot_general.impl
-def _(w: Quantized, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
-    return _any_product(x, w, False, dimension_numbers, params)
+def _(w: Quantized, x: Float[Array, "*b"], *, dimension_numbers: Any, activations: Any = "float", **params: Any) -> Any:
+    return _any_product(x, w, False, dimension_numbers, params, activations)
 
 
 @dot_general.impl

@@ -13,18 +13,16 @@ derivatives are those of the equation (a custom rule stays), evaluated on the hi
 programs on arrays do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from typax import _interpret, _jax, _jaxpr, _repairs
 from typax._interpret import Event, Modes, Paths, Record
-from typax._moves import reshard
 from typax._op import Op
-from typax._placement import with_sharding_constraint
 from typax._prim import Cache
-from typax._structural import component_leaves, from_leaves, pack_open
+from typax._structural import pack_open
 from typax._type import ValueType, dense_type
 
 
@@ -162,6 +160,38 @@ def _plan_jit(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     return Plan(dense, (lifted(params["jaxpr"], types, *how, placed, "since the call asks for the sharding of an array"),))
 
 
+def _plan_shard_map(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
+    """The whole equation is traced: its body sees the mesh only within it. A value is cut as the array it stands for."""
+    dense, events, specs = dict[int, str](), list[Event](), list(params["in_specs"])
+    ends: list[Any] = list(params["out_specs"])
+    for i, (t, v) in enumerate(zip(types, params["jaxpr"].in_avals, strict=True)):
+        if _interpret.stands_for_array(t, v):
+            try:
+                specs[i] = t.partition_spec(specs[i])[0]
+                t.shard(params["mesh"], params["newly_manual_axes"], params["check_vma"], specs[i])
+            except (TypeError, AttributeError):
+                dense[i], types[i] = f"since it cannot be cut by {params['in_specs'][i]}", dense_type(t)
+
+    def body(*xs: Any) -> list[Any]:
+        out = _interpret.evaluate(params["jaxpr"], xs, events.append, *how)
+        for i, (x, a) in enumerate(zip(out, params["jaxpr"].out_avals, strict=True)):
+            if _interpret.stands_for_array(t := _jax.typeof(x), a):
+                try:
+                    ends[i] = t.partition_spec(params["out_specs"][i])[0]
+                except (TypeError, AttributeError):
+                    events.append(Event("", (), t, why=f"since it cannot be put together by {params['out_specs'][i]}"))
+                    out[i] = _interpret.densify(x)
+        return out
+
+    whole = _jaxpr.trace(lambda *xs: _jax.bind_shard_map(xs, body, specs, lambda: ends, params), types)
+    return Plan(dense, (Lifted(whole, tuple(events)),))
+
+
+def _run_shard_map(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
+    whole = _jax.eval_jaxpr_fun(plan.jaxpr)
+    return jax.jit(whole)(*operands) if _jax.trace_is_clean() else whole(*operands)  # JAX's takes no values eagerly
+
+
 def _plan_inner(name: str) -> "MakePlan":
     return lambda params, types, how: Plan({}, (lifted(params[name], types, *how),))
 
@@ -172,15 +202,15 @@ type MakePlan = Callable[[dict[str, Any], list[Any], Lifting], Plan]
 type Run = Callable[[Sequence[Any], dict[str, Any], Plan, Lifting], list[Any]]
 
 
-def _plan_for(primitive: Any, plan: MakePlan, params: dict[str, Any], operands: Sequence[Any], how: Lifting) -> Plan:
-    types = tuple(map(_jax.typeof, operands))
+def _plan_for(primitive: Any, plan: MakePlan, params: dict[str, Any], types: Iterable[Any], how: Lifting) -> Plan:
+    types = tuple(types)
     return _cached(_plans, (primitive, tuple(params.items()), types, how), lambda: plan(params, list(types), how))
 
 
 def _structured(primitive: Any, plan: MakePlan, run: Run) -> None:
     def handle(eqn: Any, operands: Sequence[Any], record: Record, modes: Modes, paths: Paths) -> list[Any]:
         how = Lifting(modes, None if paths is None else tuple(paths))
-        chosen = _plan_for(primitive, plan, eqn.params, operands, how)
+        chosen = _plan_for(primitive, plan, eqn.params, map(_jax.typeof, operands), how)
         if record is not _interpret.silent:
             whole = _interpret.event(eqn, tuple(map(_jax.typeof, operands)))
             for i, why in chosen.dense.items():
@@ -195,16 +225,32 @@ def _structured(primitive: Any, plan: MakePlan, run: Run) -> None:
     _interpret.structured[primitive] = handle
 
 
-def _as_op(primitive: Any, plan: MakePlan, run: Run) -> None:
+class _Equation(Op):
+    """An equation that holds programs, as an op; it prints with these, lifted, under the names of its parameters."""
+
+    holds: tuple[str, ...]
+    plan: MakePlan
+
+    def _application(self, tree: Any, tys: Sequence[Any], statics: dict[str, Any]) -> Any:
+        app: Any = super()._application(tree, tys, statics)
+        params = _jaxpr.opened({k: v for k, v in statics.items() if k != "lifting"})
+        plan = _plan_for(self.primitive, self.plan, params, tys, statics.get("lifting", _UNTOLD))
+        inner = tuple(p.jaxpr for p in plan.programs)
+        app.shown = dict(zip(self.holds, inner, strict=True)) if len(self.holds) == len(inner) else {self.holds[0]: inner}
+        return app
+
+
+def _as_op(primitive: Any, plan: MakePlan, run: Run, *holds: str) -> None:
     """Run the equation as an op: derivatives are the equation's own, and it maps as its arrays do."""
-    op = Op(primitive, primitive.name)
+    op = _Equation(primitive, primitive.name)
+    op.holds, op.plan = holds, plan
 
     def implementation(*operands: Any, lifting: Lifting = _UNTOLD, **params: Any) -> list[Any]:
-        operands = tuple(map(pack_open, operands))
-        return run(operands, params, _plan_for(primitive, plan, params, operands, lifting), lifting)
+        operands, params = tuple(map(pack_open, operands)), _jaxpr.opened(params)
+        return run(operands, params, _plan_for(primitive, plan, params, map(_jax.typeof, operands), lifting), lifting)
 
     op.impl(implementation)
-    _structured(primitive, plan, lambda operands, params, _, how: op(*operands, **params, **_told(how)))
+    _structured(primitive, plan, lambda operands, params, _, how: op(*operands, **_jaxpr.hashable(params), **_told(how)))
 
 
 _UNTOLD = Lifting(_interpret.PLAIN, None)
@@ -241,48 +287,9 @@ def _run_inner(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: L
 _structured(_jax.jit_p, _plan_jit, _run_jit)
 _structured(_jax.remat_p, _plan_inner("jaxpr"), _run_remat)
 _structured(jax.lax.scan_p, _plan_scan, lambda operands, params, plan, _: _jax.bind_scan(operands, plan.jaxpr, params))
+_structured(_jax.shard_map_p, _plan_shard_map, _run_shard_map)
 _structured(_jax.eval_jaxpr_p, _plan_inner("call_jaxpr"), _run_inner)
-_as_op(jax.lax.while_p, _plan_while, _run_while)
-_as_op(jax.lax.cond_p, _plan_cond, _run_cond)
-_as_op(_jax.custom_jvp_call_p, _plan_inner("call_jaxpr"), _run_inner)
-_as_op(_jax.custom_vjp_call_p, _plan_inner("call_jaxpr"), _run_inner)
-
-
-# --- what holds for every type -----------------------------------------------------------------------------------------
-
-
-def _through(primitive: Any) -> None:
-    """A primitive that is the identity on what its operands stand for is applied to every component."""
-    op = Op(primitive, primitive.name)
-    many = primitive.multiple_results
-
-    def implementation(*operands: Any, **params: Any) -> Any:
-        declared = [isinstance(_jax.typeof(x), ValueType) for x in operands]
-        leaves = [component_leaves(x) if d else [x] for x, d in zip(operands, declared, strict=True)]
-        flat = [x for part in leaves for x in part]
-        out = iter(primitive.bind(*flat, **params) if many else [primitive.bind(x, **params) for x in flat])
-        back = [
-            from_leaves(_jax.typeof(x), [next(out) for _ in part]) if d else next(out)
-            for x, d, part in zip(operands, declared, leaves, strict=True)
-        ]
-        return back if many else back[0]
-
-    op.impl(implementation)
-
-
-for _primitive in (jax.lax.copy_p, jax.lax.stop_gradient_p, jax.lax.optimization_barrier_p):
-    _through(_primitive)
-
-
-def _placing(primitive: Any, place: Callable[[Any, Any], Any], sharding: str) -> None:
-    """A primitive that says where its operand lies is the function of typax for values."""
-    op = Op(primitive, primitive.name)
-
-    def implementation(x: Any, **params: Any) -> Any:
-        return place(x, params[sharding])
-
-    op.impl(implementation)
-
-
-_placing(_jax.reshard_p, reshard, "dst_sharding")
-_placing(_jax.sharding_constraint_p, with_sharding_constraint, "sharding")
+_as_op(jax.lax.while_p, _plan_while, _run_while, "body_jaxpr", "cond_jaxpr")
+_as_op(jax.lax.cond_p, _plan_cond, _run_cond, "branches")
+_as_op(_jax.custom_jvp_call_p, _plan_inner("call_jaxpr"), _run_inner, "call_jaxpr")
+_as_op(_jax.custom_vjp_call_p, _plan_inner("call_jaxpr"), _run_inner, "call_jaxpr")

@@ -6,7 +6,9 @@ become dense.  `_op` fills the registry, so that there is one registry of arithm
 hold programs of their own (loops, branches).
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from typax import _jax, _jaxpr
@@ -32,9 +34,11 @@ class Event(NamedTuple):
     path: str | None = None  # of the argument that its hi operand comes from
     flops: int = 0  # of the product that it is
     times: int = 1  # how often it runs: in a scan, its length
+    settled: bool = False  # whether a `lift` within has said what becomes of it
 
 
-type Record = Callable[[Event], None]
+type Record = Callable[[Event], bool | None]
+"""Takes note of an event; true if it has said what becomes of it."""
 type Paths = Sequence[str | None] | None
 """For each operand, the path of the argument that it comes from; ``None`` where nobody asks."""
 
@@ -57,9 +61,57 @@ class Modes(NamedTuple):
 PLAIN = Modes()
 
 
+class Within(NamedTuple):
+    """A program that is lifted within another: what is said there holds in it."""
+
+    jaxpr: Any
+    record: Record
+    modes: Modes
+    paths: Paths
+
+    def run(self, operands: Sequence[Any], record: Record, modes: Modes, paths: Paths) -> list[Any]:
+        def both(event: Event) -> None:
+            if not event.settled:
+                event = event._replace(settled=bool(self.record(event)))
+            record(event)
+
+        own = modes if self.modes.activations == PLAIN.activations else self.modes
+        paths = self.paths if self.modes.tracked else paths
+        return evaluate(self.jaxpr, operands, silent if record is silent else both, own, paths)
+
+
+class Lifting(threading.local):
+    """Active while `lift` traces a program: a value in it that is not an array is none of its arguments."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self.depth -= 1
+
+
+lifting = Lifting()
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Not in the program that `lift` traces, but in a function of ours that it calls."""
+    depth, lifting.depth = lifting.depth, 0
+    try:
+        yield
+    finally:
+        lifting.depth = depth
+
+
 registry: dict[Any, list[Native]] = {}
 structured: dict[Any, Callable[[Any, Sequence[Any], Record, Modes, Paths], list[Any]]] = {}
 densify: Callable[[Any], Any]  # set by _structural: typax.dense
+for_lift: Callable[..., Any]  # set by _again: an op on arrays in a program that `lift` traces
+again: Callable[
+    [Any, Any, list[Any], list[bool], Record, Modes, Paths], Any
+]  # set by _again: an op of the program, on hi operands
 
 
 def silent(event: Event) -> None:
@@ -74,26 +126,41 @@ def evaluate(
     same: dict[Any, frozenset[int]] = {}  # of arrays: the axes along which they were repeated
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, _jax.Literal)}
-    keep = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    standing = {v for v, x in env.items() if stands_for_array(_jax.typeof(x), v.aval)}  # those that hold hi values
+    last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
+    keep = {v for v in jaxpr.outvars if _is_var(v)}
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, _jax.Literal) else env[atom]
 
     for i, eqn in enumerate(jaxpr.eqns):
         operands = [read(a) for a in eqn.invars]
-        own = [None if isinstance(a, _jax.Literal) else names.get(a) for a in eqn.invars] if names else None
-        with _jax.eqn_context(eqn):
-            results = _equation(eqn, operands, record, modes, own, same)
-        if repeated := _repeated(eqn, same):
-            same[eqn.outvars[0]] = repeated
+        variables = [v for v in eqn.invars if _is_var(v)]
+        frames, mesh = _jax.eqn_context(eqn)
+        with frames, mesh:
+            if standing.isdisjoint(variables):
+                results = _on_arrays(eqn, operands, record, modes)
+                if repeated := _repeated(eqn, same):
+                    same[eqn.outvars[0]] = repeated
+            else:
+                hi = [_is_var(v) and v in standing for v in eqn.invars]
+                own = [names.get(a) if h else None for a, h in zip(eqn.invars, hi, strict=True)] if names else None
+                results = _on_values(eqn, operands, hi, same, record, modes, own)
+                path = path_of(own, hi)
+                for v, x in zip(eqn.outvars, results, strict=True):
+                    if stands_for_array(_jax.typeof(x), v.aval):
+                        standing.add(v)
+                        if path is not None:
+                            names[v] = path
         env.update(zip(eqn.outvars, results, strict=True))
-        if own is not None and (path := next((p for p in own if p is not None), None)) is not None:
-            names.update((v, path) for v, x in zip(eqn.outvars, results, strict=True) if _jax.is_hi(_jax.typeof(x)))
-        for v in {v for v in eqn.invars if not isinstance(v, _jax.Literal)}:
+        for v in variables:
             if last_use[v] == i and v not in keep:
                 env.pop(v, None)
     return [read(a) for a in jaxpr.outvars]
+
+
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, _jax.Literal)
 
 
 def _repeated(eqn: Any, same: dict[Any, frozenset[int]]) -> frozenset[int]:
@@ -142,19 +209,36 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     )
 
 
-def _equation(
-    eqn: Any, operands: list[Any], record: Record, modes: Modes, paths: Paths, same: dict[Any, frozenset[int]]
+def _on_arrays(eqn: Any, operands: list[Any], record: Record, modes: Modes) -> list[Any]:
+    app = _jaxpr.application(eqn)
+    if app is not None and app.for_lift:
+        out = again(app, eqn, operands, [False] * len(operands), record, modes, None)
+        if out is not NotImplemented:
+            return out
+    if record is not silent:
+        for inner, times in _jaxpr.products(eqn):
+            record(event(inner, tuple(v.aval for v in inner.invars))._replace(plain=True, times=times))
+    return _jaxpr.bind_eqn(eqn, operands)
+
+
+def _on_values(
+    eqn: Any,
+    operands: list[Any],
+    hi: list[bool],
+    same: dict[Any, frozenset[int]],
+    record: Record,
+    modes: Modes,
+    paths: Paths,
 ) -> list[Any]:
+    out: Any = NotImplemented
+    if (app := _jaxpr.application(eqn)) is not None:
+        out = again(app, eqn, operands, hi, record, modes, paths)
+    elif eqn.primitive in structured:
+        out = structured[eqn.primitive](eqn, operands, record, modes, paths)
+    if out is not NotImplemented:
+        return out
     types = tuple(map(_jax.typeof, operands))
-    hi = [stands_for_array(t, v.aval) for t, v in zip(types, eqn.invars, strict=True)]
-    if not any(hi):
-        if record is not silent:
-            for inner, times in _jaxpr.products(eqn):
-                record(event(inner, tuple(v.aval for v in inner.invars))._replace(plain=True, times=times))
-        return _jaxpr.bind_eqn(eqn, operands)
-    if eqn.primitive in structured:
-        return structured[eqn.primitive](eqn, operands, record, modes, paths)
-    path = next((p for p, h in zip(paths, hi, strict=True) if h and p is not None), None) if paths is not None else None
+    path = path_of(paths, hi)
     options = modes.options(path)
     if eqn.primitive.name in ("mul", "div") and (along := frozenset().union(*(_known(v, same) for v in eqn.invars))):
         options["along"] = tuple(sorted(along))
@@ -171,7 +255,14 @@ def _equation(
     return _jaxpr.bind_eqn(eqn, [densify(x) if h else x for x, h in zip(operands, hi, strict=True)])
 
 
+def path_of(paths: Paths, hi: Sequence[bool]) -> str | None:
+    """The path of the first hi operand that has one."""
+    return None if paths is None else next((p for p, h in zip(paths, hi, strict=True) if h and p is not None), None)
+
+
 def event(eqn: Any, types: tuple[Any, ...]) -> Event:
     """An equation that an op has run on operands of these types."""
-    scope = str(eqn.source_info.name_stack)
-    return Event(eqn.primitive.name, types, place=_jaxpr.place(eqn), scope=scope, flops=_jaxpr.flops(eqn))
+    scope, app = str(eqn.source_info.name_stack), _jaxpr.application(eqn)
+    return Event(
+        eqn.primitive.name if app is None else app.name, types, place=_jaxpr.place(eqn), scope=scope, flops=_jaxpr.flops(eqn)
+    )

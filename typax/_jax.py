@@ -23,6 +23,7 @@ from jax._src import (
     dtypes,
     flattree,
     pjit,
+    shard_map,
     source_info_util,
     tree_util,
 )
@@ -68,6 +69,8 @@ transpose_p = jax.lax.transpose_p
 ragged_dot_general_p = _lax.ragged_dot_general_p
 eval_jaxpr_p = core.eval_jaxpr_p
 remat_p = ad_checkpoint.remat_p
+shard_map_p, name_p, pvary_p = shard_map.shard_map_p, ad_checkpoint.name_p, core.pvary_p
+all_gather_p = jax.lax.all_gather_p
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
 unspecified = UNSPECIFIED
@@ -75,6 +78,7 @@ convert_element_type = _lax._convert_element_type
 user_frames = source_info_util.user_frames
 is_user_file = source_info_util.is_user_filename
 typeof = core.typeof
+separate_consts = pe.separate_consts
 sum_axis = batching.sum_axis
 eval_context = core.eval_context
 
@@ -271,12 +275,10 @@ def closes_over_tracers(traced: Any, n_args: int) -> bool:
     return len(jaxpr.invars) != n_args or any(isinstance(c, Tracer) for c in jaxpr.consts)
 
 
-@contextmanager
-def eqn_context(eqn: Any) -> Iterator[None]:
-    """The context in which JAX's own evaluator binds an equation: its source line, name stack and mesh."""
+def eqn_context(eqn: Any) -> tuple[Any, Any]:
+    """The contexts in which JAX's own evaluator binds an equation: its source line and name stack, and its mesh."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
-        yield
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager
 
 
 def bind_scan(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> list[Any]:
@@ -286,6 +288,19 @@ def bind_scan(operands: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> li
     consts, carry, xs = params["ft_in"].unpack()
     ft_in = flattree.pack((flattree.nones(len(extra) + len(consts)), carry, xs))
     return jax.lax.scan_p.bind(*extra, *operands, **(params | {"jaxpr": jaxpr, "ft_in": ft_in}))
+
+
+def bind_shard_map(
+    operands: Sequence[Any],
+    body: Callable[..., list[Any]],
+    in_specs: Any,
+    out_specs: Callable[[], Any],
+    params: dict[str, Any],
+) -> list[Any]:
+    """Bind a ``shard_map`` with another body; the specs of its results are asked for once it has run."""
+    run = lambda *xs: flattree.flatten(body(*xs)).with_aux(tuple(out_specs()))
+    own = shard_map_p.get_bind_params(params) | {"in_specs": tuple(in_specs), "subfuns": (run,)}
+    return list(shard_map_p.bind(*operands, **own).unflatten())
 
 
 def vmap(f: Callable[..., Any], in_axes: Any, out_axes: Any, axis: Any) -> Callable[..., Any]:

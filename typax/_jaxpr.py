@@ -35,6 +35,57 @@ def bind_eqn(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
+def application(eqn: Any) -> Any:
+    """The op that an equation applies; ``None`` if it is no op of typax."""
+    prim = eqn.params.get("_prim")
+    return getattr(prim, "app", None)
+
+
+class Itself:
+    """A parameter that is not hashable, told apart by what it is: a `jax.custom_vjp` may have such arguments."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.value is other.value
+
+
+def hashable(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation as statics; `opened` undoes it."""
+
+    def closed(v: Any) -> Any:
+        try:
+            hash(v)
+        except TypeError:
+            return Itself(v)
+        return v
+
+    return {k: closed(v) for k, v in params.items()}
+
+
+def opened(params: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.value if isinstance(v, Itself) else v for k, v in params.items()}
+
+
+OPTIONS = ("activations", "lifting", "along")
+"""Keywords that implementations of a primitive may have beside its parameters: how `typax.lift` is to run it, and of ``mul``
+and ``div``, ``along`` which axes the array that a value meets is known to be the same."""
+
+
+def binder(primitive: Any) -> Callable[..., Any]:
+    """A primitive as a function, whose keywords are its parameters."""
+
+    def reference(*xs: Any, **params: Any) -> Any:
+        return bind(primitive, xs, opened({k: v for k, v in params.items() if k not in OPTIONS}))
+
+    reference.__name__ = primitive.name
+    return reference
+
+
 _HERE = os.path.dirname(__file__) + os.sep
 
 

@@ -13,10 +13,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from typax import _control as _control  # the programs inside programs register themselves
+from typax import _again as _again  # these register themselves
+from typax import _control as _control
 from typax import _interpret, _jax, _jaxpr
+from typax import _through as _through
 from typax._axes import static_key
+from typax._closures import Held, held
 from typax._interpret import Event, Modes
+from typax._op import Op
 from typax._paths import dotted, matches
 from typax._prim import Cache
 from typax._receipt import Receipt, line_of
@@ -27,21 +31,35 @@ type Fallback = Literal["error", "announce", "allow"]
 
 
 class _Program:
-    """A function traced on what its arguments stand for: the arrays and hi values among their leaves are its operands."""
+    """A function traced on what its arguments stand for: the arrays and hi values among their leaves are its operands.
 
-    out_tree: Any  # known once it is traced
+    Leaves of its result that are neither are what they were when it was traced."""
 
-    def __init__(self, f: Callable[..., Any], leaves: list[Any], tree: Any, avals: dict[int, Any]) -> None:
+    out_tree: Any  # these are known once it is traced
+    out: list[Any]
+
+    def __init__(self, f: Callable[..., Any], own: Held | None, leaves: list[Any], tree: Any, avals: dict[int, Any]) -> None:
         def on_arrays(*xs: Any) -> list[Any]:
             full = list(leaves)
             for i, x in zip(avals, xs, strict=True):
                 full[i] = x
-            args, kwargs = tree.unflatten(full)
-            out, self.out_tree = jax.tree.flatten(f(*args, **kwargs))
-            return out
+            values, args, kwargs = tree.unflatten(full)
+            run = f if own is None else own.rebuild(values)
+            with _interpret.lifting:
+                self.out, self.out_tree = jax.tree.flatten(run(*args, **kwargs))
+            arrays = [x for x in self.out if _operand_type(x) is not None]
+            self.out = [_ARRAY if _operand_type(x) is not None else x for x in self.out]
+            return arrays
 
-        on_arrays.__name__ = getattr(f, "__name__", "lifted")
+        on_arrays.__name__ = self.name = getattr(f, "__name__", "lifted")
         self.jaxpr = _jaxpr.trace(on_arrays, list(avals.values()))
+
+    def result(self, arrays: list[Any]) -> Any:
+        it = iter(arrays)
+        return self.out_tree.unflatten([next(it) if x is _ARRAY else x for x in self.out])
+
+
+_ARRAY = object()
 
 
 def lift[F: Callable[..., Any]](
@@ -53,6 +71,7 @@ def lift[F: Callable[..., Any]](
 ) -> F:
     """``f`` on arguments that hold hi values anywhere in their pytrees.
 
+    What ``f`` itself holds are arguments too: what it closes over, what a method is bound to, a model that is called.
     ``f`` is traced once for given argument types, as `jax.jit` does: its Python code must depend on nothing else.  What it
     returns may hold hi values, where what it returns is an argument or the result of an op that gives one.
 
@@ -66,7 +85,11 @@ def lift[F: Callable[..., Any]](
       receipt: holds, after each run or trace, what ran how.
       activations: what `typax.matmul` takes by that name, for the products of the program; or a dict from paths to it.
 
-    A path is that of a leaf in its argument, joined by dots; an argument that is itself a leaf has its number or keyword.
+    In a program that is lifted itself, ``fallback`` and ``activations`` hold as given here; where they have their defaults,
+    as given there.
+
+    A path is that of a leaf in its argument, joined by dots; an argument that is itself a leaf has its number or keyword,
+    and what ``f`` holds its name.
 
     Raises:
       TypeError: for an argument whose type stands for no single array.
@@ -79,13 +102,13 @@ def lift[F: Callable[..., Any]](
     modes = Modes(tuple(told.items()), tracked=isinstance(activations, Mapping) or isinstance(fallback, Mapping))
     programs, announced = Cache(256), Cache(1024)
 
-    def record(event: Event) -> None:
+    def record(event: Event) -> bool:
         if event.place is None and event.dense is not None:  # JAX's own function, lifted: nothing but the call to point at
             event = event._replace(place=_jaxpr.calling_place())
         if receipt is not None:
             receipt.record(event)
-        if event.dense is None:
-            return
+        if event.dense is None or event.settled:
+            return event.settled
         mode = _mode(wanted, event)
         if mode == "error":
             raise TypeError(
@@ -94,25 +117,48 @@ def lift[F: Callable[..., Any]](
             )
         if mode == "announce":
             announced.get((event.place, str(line_of(event))), lambda: _announce(event))
+        return True
 
-    @functools.wraps(f)
+    def record_within(event: Event) -> bool:
+        """In a program that is lifted itself: what is said here holds, of what is left at its default the other decides."""
+        if fallback != "announce":
+            return record(event)
+        if receipt is not None:
+            receipt.record(event)
+        return False
+
+    @functools.wraps(f, updated=())
     def lifted(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        own = held(f)
+        values = () if own is None else own.values
+        leaves, tree = jax.tree.flatten((values, args, kwargs))
         leaves = [pack_open(x) for x in leaves]
         types = {i: t for i, t in enumerate(map(_operand_type, leaves)) if t is not None}
         avals = {i: dense_type(t) for i, t in types.items()}
         for i, a in avals.items():
             if not isinstance(a, _jax.ShapedArray):
                 raise TypeError(f"typax.lift: {_jax.typeof(leaves[i])} stands for no single array; pass its components")
-        program = _program(f, programs, leaves, tree, avals)
+        program = _program(f, own, programs, leaves, tree, avals)
         if receipt is not None:
             receipt.begin(list(types.values()))
-        paths = _paths(args, kwargs) if modes.tracked else None
-        own = None if paths is None else [paths[i] for i in avals]
-        out = _interpret.evaluate(program.jaxpr, [leaves[i] for i in avals], record, modes, own)
-        return program.out_tree.unflatten(out)
+        paths = _paths(own, args, kwargs) if modes.tracked else None
+        of_args = None if paths is None else [paths[i] for i in avals]
+        operands = [leaves[i] for i in avals]
+        if _interpret.lifting.depth and not any(map(_jax.is_hi, types.values())):
+            out = _within(program, operands, record_within, modes, of_args)
+        else:
+            out = _interpret.evaluate(program.jaxpr, operands, record, modes, of_args)
+        return program.result(out)
 
     return lifted  # type: ignore[return-value]
+
+
+def _within(program: _Program, operands: list[Any], record: Any, modes: Modes, paths: Any) -> list[Any]:
+    """A program within one that is being traced to be lifted: it stays one, until values are there."""
+    jaxpr, consts = _jax.separate_consts(program.jaxpr)
+    op = Op(_jax.eval_jaxpr_fun(jaxpr), program.name)
+    op.within_lift = _interpret.Within(jaxpr, record, modes, paths and [*(None,) * len(consts), *paths])
+    return op(*consts, *operands)
 
 
 def explain(
@@ -126,7 +172,7 @@ def explain(
     The arguments may be types, as those of `jax.eval_shape`; arguments of `explain` are those of `lift`.
     """
 
-    @functools.wraps(f)
+    @functools.wraps(f, updated=())
     def explained(*args: Any, **kwargs: Any) -> Receipt:
         receipt = Receipt()
         lifted = lift(f, fallback, receipt, activations=activations)
@@ -157,12 +203,14 @@ def _mode(wanted: Mapping[str, Any], event: Event) -> Fallback:
     return "announce"
 
 
-def _paths(args: Any, kwargs: Any) -> list[str]:
-    flat, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+def _paths(own: Held | None, args: Any, kwargs: Any) -> list[str]:
+    values = () if own is None else own.values
+    flat, _ = jax.tree_util.tree_flatten_with_path((values, args, kwargs))
     out = []
-    for keys, _ in flat:  # the tuple or the dict, the argument, then its own
+    for keys, _ in flat:  # which of the three, the argument, then its own
         inner = keys[2:] or keys[1:]
-        out.append(dotted(inner))
+        alone = own is not None and keys[0].idx == 0 and not keys[2:]
+        out.append(own.names[keys[1].idx] if own is not None and alone else dotted(inner))
     return out
 
 
@@ -176,15 +224,15 @@ def _operand_type(x: Any) -> Any:
     return None
 
 
-def _program(f: Any, programs: Cache, leaves: list[Any], tree: Any, avals: dict[int, Any]) -> _Program:
+def _program(f: Any, own: Held | None, programs: Cache, leaves: list[Any], tree: Any, avals: dict[int, Any]) -> _Program:
     statics = [None if i in avals else x for i, x in enumerate(leaves)]
     key = (tree, static_key(tuple(statics)), tuple(avals.items()), _jax.trace_key())
     try:
         if (known := programs.entries.get(key)) is not None:
             return programs.get(key, lambda: known)
     except TypeError:  # a static that is not hashable
-        return _Program(f, statics, tree, avals)
-    program = _Program(f, statics, tree, avals)
+        return _Program(f, own, statics, tree, avals)
+    program = _Program(f, own, statics, tree, avals)
     if _jaxpr.has_tracer_consts(program.jaxpr):  # it closes over a program being traced, which ends before the next call
         return program
     return programs.get(key, lambda: program)

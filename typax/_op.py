@@ -63,8 +63,9 @@ class Op:
         self.__name__ = self.__qualname__ = self.name = name
         self.within = within
         """How far a result may be from that of the reference; see `op`."""
+        self.within_lift: Any = None  # of a program that is lifted within another: a `_interpret.Within`
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
-        self.reference: Any = _bind_fn(reference) if self.primitive is not None else reference
+        self.reference: Any = _jaxpr.binder(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
         self.rules: dict[str, Any] = {}
         self.cache = Cache()
@@ -250,6 +251,8 @@ class Op:
         tys = tuple(_type_of(self.name, x) for x in flat)
         key = (tree, tys, named, _jax.trace_key())
         app = self.cache.find(key)
+        if _interpret.lifting.depth and (app is _REFERENCE or app is None):
+            app = _interpret.for_lift(self, key, tree, tys, statics)
         if app is None:
             with _jax.without_anonymous_axes():
                 key = (tree, tys, named, _jax.trace_key())
@@ -284,8 +287,9 @@ class Op:
 
         Of the ``options``, the implementation is given those that it has a keyword for.
         """
-        impl = self.choose([_jax.typeof(x) for x in operands])
-        if impl is None:
+        types = tuple(map(_jax.typeof, operands))
+        impl = self.cache.get(("chosen", types), lambda: self.choose(types) or NotImplemented)
+        if impl is NotImplemented:
             return NotImplemented
         own = {k: v for k, v in options.items() if k in impl.statics}
         try:
@@ -303,19 +307,6 @@ class Refused(TypeError):
 
 
 _REFERENCE = object()
-
-
-OPTIONS = ("activations", "lifting", "along")
-"""Keywords that implementations of a primitive may have beside its parameters: how `typax.lift` is to run it, and of ``mul``
-and ``div``, ``along`` which axes the array that a value meets is known to be the same."""
-
-
-def _bind_fn(primitive: Any) -> Callable[..., Any]:
-    def reference(*xs: Any, **params: Any) -> Any:
-        return _jaxpr.bind(primitive, xs, {k: v for k, v in params.items() if k not in OPTIONS})
-
-    reference.__name__ = primitive.name
-    return reference
 
 
 def _type_of(op: str, x: Any) -> Any:
@@ -406,7 +397,8 @@ class OpApplication(Overridden):
 
         run.__name__ = run.__qualname__ = self.name
         try:
-            traced = jax.jit(run).trace(*leaves)
+            with _interpret.outside():
+                traced = jax.jit(run).trace(*leaves)
         except _jax.ShardingTypeError as e:
             raise TypeError(f"{self.name} of {show(self.in_tys)}: {e}") from e
         refuse_closure(f"{self.name}: the implementation", traced, leaves)

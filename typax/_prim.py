@@ -84,6 +84,7 @@ class Application:
     effects: frozenset[Any] = frozenset()
     refuses: str = ""  # why it cannot be run, if it stands for something that does not exist
     rules: dict[str, Any] = {}  # noqa: RUF012
+    for_lift = False  # whether it stands in a program that `lift` traces, for what its operands will be
 
     def pushforward(self, nonzero: Mask) -> Linear:
         raise NotImplementedError

@@ -144,7 +144,7 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
         if insist:
             raise ValueError(f"{path} is {show(x)}, and only arrays of floats can be quantized")
         return x, "it is no array of floats"
-    if not insist and (x.ndim < 2 or path.rpartition(".")[2] in ("bias", "b", "scale")):
+    if not insist and (x.ndim < 2 or path.rpartition(".")[2] in _NO_WEIGHTS):
         return x, f"it is called {path.rpartition('.')[2]}" if x.ndim >= 2 else f"its rank is {x.ndim}"
     given = dict(action)
     if "axis" not in given:
@@ -157,6 +157,9 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
         return quantized(x), None
     except (ValueError, TypeError) as e:
         raise ValueError(f"{path}, {show(x)}: {e}") from None
+
+
+_NO_WEIGHTS = ("bias", "b", "scale", "cached_key", "cached_value")  # the latter two hold what Flax has attended to
 
 
 def shared_axes(path: str, ndim: int, everything: frozenset[str]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ Each raises the same error, eagerly and while a program is traced, unless the cl
 
 from typing import Any, NoReturn
 
-from typax import _jax
+from typax import _interpret, _jax
 
 # As JAX names them: tracers forward `__add__` to `_add` of their type.
 OPERATORS = """
@@ -31,10 +31,12 @@ class NoSuchAttribute(TypeError, AttributeError):
 
 
 def not_an_array(value: Any, what: str = "", error: type[TypeError] = TypeError) -> NoReturn:
+    run = "typax.lift(f) to run a function of arrays on it"
+    if _interpret.lifting.depth:  # not an argument: a global, or made by an op within
+        run = "give it to the lifted function as an argument, which stands for an array there"
     raise error(
         f"{what and f'{what}: '}a value of type {_jax.typeof(value)} is not an array and does not become one silently; use "
-        f"typax.matmul(x, q) for products, typax.dense(q) for the array that it stands for, or typax.lift(f) to run a "
-        f"function of arrays on it"
+        f"typax.matmul(x, q) for products, typax.dense(q) for the array that it stands for, or {run}"
     )
 
 

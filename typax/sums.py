@@ -15,7 +15,7 @@ from typax._codes import dot_general
 from typax._rows import transpose
 from typax._structural import dense
 from typax._value import Value
-from typax.quantized import matmul
+from typax.quantized import Quantized, matmul
 
 
 class Sum(Value, name="sum", tangent="componentwise"):
@@ -37,24 +37,30 @@ def _add(w: Sum, base: Any, delta: Any) -> Any:
     return base + w.scale * delta.astype(base.dtype)
 
 
-@matmul.impl
-def _(x: Float[Array, "*b m"], w: Float[Sum, "m n"]) -> Any:
-    return _add(w, matmul(x, w.base), matmul(x, w.delta))
+def _told(part: Any, activations: Any) -> dict[str, Any]:
+    """How activations meet a part: codes of a quantized one, as they are any other."""
+    quantized = isinstance(part, Quantized | Sum) and activations != "float"
+    return {"activations": activations} if quantized else {}
 
 
 @matmul.impl
-def _(w: Float[Sum, "m n"], x: Float[Array, "*b n k"] | Float[Array, "n"]) -> Any:
-    return _add(w, matmul(w.base, x), matmul(w.delta, x))
+def _(x: Float[Array, "*b m"], w: Float[Sum, "m n"], *, activations: Any = "float") -> Any:
+    return _add(w, *(matmul(x, part, **_told(part, activations)) for part in (w.base, w.delta)))
+
+
+@matmul.impl
+def _(w: Float[Sum, "m n"], x: Float[Array, "*b n k"] | Float[Array, "n"], *, activations: Any = "float") -> Any:
+    return _add(w, *(matmul(part, x, **_told(part, activations)) for part in (w.base, w.delta)))
 
 
 @dot_general.impl
-def _(x: Float[Array, "*b"], w: Sum, **params: Any) -> Any:
-    return _add(w, dot_general(x, w.base, **params), dot_general(x, w.delta, **params))
+def _(x: Float[Array, "*b"], w: Sum, *, activations: Any = "float", **params: Any) -> Any:
+    return _add(w, *(dot_general(x, part, **params, **_told(part, activations)) for part in (w.base, w.delta)))
 
 
 @dot_general.impl
-def _(w: Sum, x: Float[Array, "*b"], **params: Any) -> Any:
-    return _add(w, dot_general(w.base, x, **params), dot_general(w.delta, x, **params))
+def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: Any) -> Any:
+    return _add(w, *(dot_general(part, x, **params, **_told(part, activations)) for part in (w.base, w.delta)))
 
 
 @transpose.impl
