@@ -65,6 +65,7 @@ STRUCTURE = {
     "take blocks": lambda q: jnp.take(q, jnp.array([[1], [5]]), axis=0, mode="fill", fill_value=2.5),
     "rows of columns": lambda q: jnp.take(q.swapaxes(1, 2), jnp.array([1, 0]), axis=0),
     "scaled": lambda q: 2.0 * q * 3.0 / 4.0,
+    "scaled along axes": lambda q: q * jnp.arange(1.0, 4.0)[:, None] / jnp.full((2, 1, 1), 2.0),
     "copy": lambda q: jnp.array(q, copy=True),
     "barrier": lambda q: lax.optimization_barrier((q, 1))[0],
     "stop": lax.stop_gradient,
