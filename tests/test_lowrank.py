@@ -310,6 +310,42 @@ def test_the_delta_alone_is_trained():
     )
 
 
+# --- axes and numbers
+
+
+MOVES = {
+    "transpose": lambda w: w.T, "rows": lambda w: w[1:5:2], "columns": lambda w: w[:, 1:4],
+    "backwards": lambda w: w[::-1, ::-1], "scaled": lambda w: -2 * w / jnp.arange(1.0, 7.0)[:, None],
+    "stacked": lambda w: jnp.broadcast_to(w[None], (3, 6, 5))[1:].reshape(2, 1, 6, 5)[:, 0].swapaxes(1, 2),
+    "window": lambda w: jax.lax.dynamic_slice(w, (jnp.int32(2), 0), (2, 5)), "cast": lambda w: w.astype(jnp.bfloat16),
+}  # fmt: skip
+ROWS = {"row": lambda w: w[3], "rows": lambda w: w[jnp.array([[5, 0], [1, 9]])], "column": lambda w: w[:, -1]}
+
+
+@pytest.mark.parametrize("kind", [LowRank, Rank1, Sum])
+def test_axes_and_numbers_of_unchanged_programs(kind):
+    w = Sum(quantize(LEFT @ RIGHT), VALUES[LowRank], 0.5) if kind is Sum else VALUES[kind]
+    d = dense(w)
+    if kind is not Sum:  # of which the base has one scale for all columns
+        close(dense(typax.lift(lambda w: w * jnp.arange(5.0), "error")(w)), d * jnp.arange(5.0))
+    many = lambda of: lambda w: {k: f(w) for k, f in of.items()}
+    receipt = typax.Receipt()
+    got = jax.jit(typax.lift(many(MOVES | {f"{k} read": f for k, f in ROWS.items()}), "error", receipt))(w)
+    assert not receipt.densified
+    for k, f in MOVES.items():
+        assert isinstance(got[k], typax.Value) and (got[k].shape, got[k].dtype) == (f(d).shape, f(d).dtype), k
+        close(dense(got[k]).astype("float32"), f(d).astype("float32"), 4e-2 if k == "cast" else 1e-5)
+    for k, f in ROWS.items():
+        close(got[f"{k} read"], f(d))
+    total = lambda w: sum(jnp.sum(jnp.sin(dense(x).astype("float32"))) for k, x in many(MOVES)(w).items() if k != "cast")
+    grads = [jax.jit(jax.grad(f))(w) for f in (typax.lift(total, "allow"), lambda w: total(dense(w)))]
+    for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
+        same = zip(a.components(), b.components(), strict=True) if isinstance(a, typax.Value) else [(a, b)]
+        for x, y in same:
+            if not isinstance(x, typax.Value):
+                close(x, y, 1e-4)
+
+
 # --- what is refused
 
 

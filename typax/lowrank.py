@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
+from typax import _rows as rows
 from typax._codes import dot_general
 from typax._op import Refused, op
-from typax._rows import transpose
 from typax._value import Value
 from typax.quantized import matmul
 
@@ -123,7 +123,7 @@ def factors(w: LowRank | Rank1) -> Any:
 
 def _matrices(w: Any) -> tuple[Any, Any]:
     """The factors as matrices."""
-    return (w.col[:, None], w.row[None, :]) if isinstance(w, Rank1) else (w.left, w.right)
+    return (w.col[..., None], w.row[..., None, :]) if isinstance(w, Rank1) else (w.left, w.right)
 
 
 def _like(left: Any, right: Any, *operands: Any) -> Any:
@@ -131,7 +131,7 @@ def _like(left: Any, right: Any, *operands: Any) -> Any:
     dense = any(isinstance(w, DenseLowRank) or (isinstance(w, Rank1) and not isinstance(w, FactoredRank1)) for w in operands)
     tangent = "dense" if dense else "componentwise"
     if all(isinstance(w, Rank1) for w in operands):
-        return _CLASSES[1, tangent](left[:, 0], right[0])
+        return _CLASSES[1, tangent](left[..., 0], right[..., 0, :])
     return _CLASSES[2, tangent](left, right)
 
 
@@ -210,7 +210,119 @@ def _early(params: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in params.items() if k != "out_sharding"}
 
 
-@transpose.impl
+# --- axes: those of stacks are axes of both factors, rows of the first, columns of the second
+
+
+@rows.transpose.impl
 def _(w: LowRank | Rank1, *, permutation: Any) -> Any:
+    n, perm = w.ndim, tuple(permutation)
     left, right = _matrices(w)
-    return _like(right.T, left.T, w) if tuple(permutation) == (1, 0) else w
+    if set(perm[-2:]) != {n - 2, n - 1}:
+        raise Refused("rows and columns stay the last two axes")
+    left, right = (jnp.transpose(x, (*perm[:-2], n - 2, n - 1)) for x in (left, right))
+    return _like(left, right, w) if perm[-1] == n - 1 else _like(right.mT, left.mT, w)
+
+
+@rows.slice_.impl
+def _(w: LowRank | Rank1, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    at = [slice(*bounds) for bounds in zip(start_indices, limit_indices, strides or (1,) * w.ndim, strict=True)]
+    left, right = _matrices(w)
+    return _like(left[tuple(at[:-1])], right[(*at[:-2], slice(None), at[-1])], w)
+
+
+@rows.dynamic_slice.impl
+def _(w: LowRank | Rank1, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
+    left, right = _matrices(w)
+    zero, r, sizes = jnp.zeros_like(starts[0]), left.shape[-1], tuple(slice_sizes)
+    left = lax.dynamic_slice(left, (*starts[:-1], zero.astype(starts[-1].dtype)), (*sizes[:-1], r))
+    right = lax.dynamic_slice(right, (*starts[:-2], zero.astype(starts[-1].dtype), starts[-1]), (*sizes[:-2], r, sizes[-1]))
+    return _like(left, right, w)
+
+
+@rows.rev.impl
+def _(w: LowRank | Rank1, *, dimensions: Any) -> Any:
+    n, (left, right) = w.ndim, _matrices(w)
+    of = lambda x, own: lax.rev(x, [a for a in dimensions if a < n - 2 or a == own])
+    return _like(of(left, n - 2), of(right, n - 1), w)
+
+
+@rows.squeeze.impl
+def _(w: LowRank | Rank1, *, dimensions: Any) -> Any:
+    left, right = _matrices(w)
+    if w.ndim - len(dimensions) < 2:  # a row, or a column
+        return lax.squeeze(left @ right, dimensions)
+    if any(a >= w.ndim - 2 for a in dimensions):
+        raise Refused("rows and columns stay the last two axes")
+    return _like(lax.squeeze(left, dimensions), lax.squeeze(right, dimensions), w)
+
+
+@rows.reshape.impl
+def _(w: LowRank | Rank1, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
+    lead = tuple(new_sizes[:-2])
+    if dimensions is not None or sharding is not None or tuple(new_sizes[-2:]) != w.shape[-2:]:
+        raise Refused("rows and columns stay the last two axes")
+    left, right = (x.reshape(*lead, *x.shape[-2:]) for x in _matrices(w))
+    return _like(left, right, w)
+
+
+@rows.broadcast_in_dim.impl
+def _(w: LowRank | Rank1, *, shape: Any, broadcast_dimensions: Any, sharding: Any) -> Any:
+    n, shape, dims = len(shape), tuple(shape), tuple(broadcast_dimensions)
+    if sharding is not None or dims[-2:] != (n - 2, n - 1) or shape[-2:] != w.shape[-2:]:
+        raise Refused("rows and columns stay the last two axes")
+    left, right = (lax.broadcast_in_dim(x, (*shape[:-2], *x.shape[-2:]), dims) for x in _matrices(w))
+    return _like(left, right, w)
+
+
+@rows.gather.impl
+def _(w: LowRank | Rank1, index: Integer[Array, "*b i"], *, dimension_numbers: Any, slice_sizes: Any, **params: Any) -> Any:
+    d = dimension_numbers
+    if w.ndim > 2 or d.start_index_map != (0,) or slice_sizes[1] != w.shape[1] or d.operand_batching_dims:
+        raise Refused("lookups are of rows of one matrix")
+    left, right = _matrices(w)
+    found = lax.gather_p.bind(left, index, dimension_numbers=d, slice_sizes=(slice_sizes[0], left.shape[1]), **params)
+    return jnp.moveaxis(jnp.tensordot(found, right, ((d.offset_dims[-1],), (0,))), -1, d.offset_dims[-1])
+
+
+# --- numbers: of the first factor
+
+
+@rows.convert_element_type.impl
+def _(w: LowRank | Rank1, *, new_dtype: Any, weak_type: Any, sharding: Any) -> Any:
+    if not jnp.issubdtype(new_dtype, jnp.floating) or sharding is not None:
+        raise Refused("the factors are floats")
+    left, right = _matrices(w)
+    return _like(left.astype(new_dtype), right.astype(new_dtype), w)
+
+
+@rows.neg.impl
+def _(w: LowRank | Rank1) -> Any:
+    left, right = _matrices(w)
+    return _like(-left, right, w)
+
+
+def _scaled(w: Any, c: Any, f: Any, along: Any) -> Any:
+    """By a number, or by one for each row, or column, or matrix: by an array that is the same along others."""
+    left, right = _matrices(w)
+    if c.ndim and not {w.ndim - 2, w.ndim - 1} & set(along or ()):
+        raise Refused("an array that is not the same along rows or columns does not scale the factors")
+    if not c.ndim:
+        return _like(f(left, c), right, w)
+    n = w.ndim
+    one = lambda a: lax.slice_in_dim(c, 0, 1, axis=a)
+    return _like(f(left, one(n - 1)), right, w) if n - 1 in along else _like(left, f(right, one(n - 2)), w)
+
+
+@rows.mul.impl
+def _(w: LowRank | Rank1, c: Float[Array, "*b"], *, along: Any = None, **_: Any) -> Any:
+    return _scaled(w, c, jnp.multiply, along)
+
+
+@rows.mul.impl
+def _(c: Float[Array, "*b"], w: LowRank | Rank1, *, along: Any = None, **_: Any) -> Any:
+    return _scaled(w, c, jnp.multiply, along)
+
+
+@rows.div.impl
+def _(w: LowRank | Rank1, c: Float[Array, "*b"], *, along: Any = None, **_: Any) -> Any:
+    return _scaled(w, c, jnp.divide, along)

@@ -9,10 +9,11 @@ part, a dense array for a quantized base, nothing for a base of a class with ``t
 
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
+from typax import _rows as rows
 from typax._codes import dot_general
-from typax._rows import transpose
+from typax._op import Refused
 from typax._structural import dense
 from typax._value import Value
 from typax.quantized import Quantized, matmul
@@ -63,6 +64,55 @@ def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: An
     return _add(w, *(dot_general(part, x, **params, **_told(part, activations)) for part in (w.base, w.delta)))
 
 
-@transpose.impl
-def _(w: Sum, *, permutation: Any) -> Any:
-    return Sum(transpose(w.base, permutation=permutation), transpose(w.delta, permutation=permutation), w.scale)
+# --- what is linear is done to both parts
+
+
+def _both(w: Sum, f: Any) -> Any:
+    """``f`` of both; a vector, or rows of a lookup, are one array."""
+    base, delta = f(w.base), f(w.delta)
+    was = any(isinstance(x, Value) for x in (w.base, w.delta))
+    is_array = not any(isinstance(x, Value) for x in (base, delta)) and was
+    return _add(w, base, delta) if is_array or base.ndim < 2 else Sum(base, delta, w.scale)
+
+
+def _linear(on: Any) -> None:
+    def implementation(w: Sum, **params: Any) -> Any:
+        return _both(w, lambda x: on(x, **params))
+
+    on.impl(implementation)
+
+
+for _op in (rows.transpose, rows.reshape, rows.squeeze, rows.broadcast_in_dim, rows.slice_, rows.rev, rows.neg):
+    _linear(_op)
+
+
+@rows.dynamic_slice.impl
+def _(w: Sum, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
+    return _both(w, lambda x: rows.dynamic_slice(x, *starts, slice_sizes=slice_sizes))
+
+
+@rows.gather.impl
+def _(w: Sum, index: Integer[Array, "*b i"], **params: Any) -> Any:
+    if params["fill_value"] is not None:
+        raise Refused("what fills would be added up")
+    return _both(w, lambda x: rows.gather(x, index, **params))
+
+
+@rows.convert_element_type.impl
+def _(w: Sum, **params: Any) -> Any:
+    return Sum(rows.convert_element_type(w.base, **params), w.delta, w.scale)  # the dtype is that of the base
+
+
+@rows.mul.impl
+def _(w: Sum, c: Float[Array, "*b"], *, along: Any = None, **params: Any) -> Any:
+    return _both(w, lambda x: rows.mul(x, c, along=along, **params))
+
+
+@rows.mul.impl
+def _(c: Float[Array, "*b"], w: Sum, *, along: Any = None, **params: Any) -> Any:
+    return _both(w, lambda x: rows.mul(c, x, along=along, **params))
+
+
+@rows.div.impl
+def _(w: Sum, c: Float[Array, "*b"], *, along: Any = None, **params: Any) -> Any:
+    return _both(w, lambda x: rows.div(x, c, along=along, **params))
