@@ -401,3 +401,19 @@ def test_an_open_value_in_a_primitive_written_by_hand(f):
     v = Through(Q)
     close(f(v), dense(Q))
     close(jax.grad(square(f))(v), 2 * dense(Q))
+
+
+def test_what_typax_cannot_do_with_types_written_by_hand_is_said():
+    c = encode(jnp.arange(12.0).reshape(4, 3))
+    for f, says in (
+        (lambda: typax.stack([c, c]), "apply its own primitives"),
+        (lambda: typax.device_put(c, jax.devices()[1]), "place its arrays"),
+        (lambda: typax.associative_scan(lambda a, b: a, c), "scan its arrays"),
+    ):
+        with pytest.raises(TypeError, match=rf"q8\[4,3\] is no declared type \(a class of typax.Value\); {says}"):
+            f()
+    with jax.set_mesh(jax.make_mesh((2,), ("i",))):
+        rows = lambda spec: typax.shard_map(decode, in_specs=spec, out_specs=jax.P("i"))(c)
+        with pytest.raises(TypeError, match=r"q8\[4,3\] is a hi type written by hand, whose in_specs is a HiPspec"):
+            rows(jax.P("i"))
+        close(rows(CodesP(jax.P("i"))), decode(c))

@@ -219,6 +219,10 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
         return lax.associative_scan(fn, elems, reverse, axis)
     elems = _packed(elems)
     leaves, tree = jax.tree.flatten(elems)
+    if raw := [x for x in leaves if is_raw(_jax.typeof(x))]:
+        raise TypeError(
+            f"typax.associative_scan: {_jax.typeof(raw[0])} is no declared type (a class of typax.Value); scan its arrays"
+        )
     sizes = {_jax.typeof(x).shape[axis] for x in leaves}
     if len(sizes) != 1:
         tys = ", ".join(str(_jax.typeof(x)) for x in leaves)

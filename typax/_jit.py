@@ -116,6 +116,7 @@ class Jitted:
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat | None:
         """The program on arrays; ``None`` if JAX itself is to run this."""
+        self._refuse_static(args, kwargs)
         if not _jax.trace_is_clean():
             return None
         return self._of(self.bare.trace(*args, **kwargs))
@@ -130,6 +131,16 @@ class Jitted:
         if self.key not in per:
             per[self.key] = Flat(traced, self.options, self.shardings)
         return per[self.key]
+
+    def _refuse_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        n = len(args)
+        static = [x for i, x in enumerate(args) if i in self.nums or i - n in self.nums]
+        static += [x for k, x in kwargs.items() if k in self.names]
+        if found := [x for x in jax.tree.leaves(static) if _jax.is_hi_value(x)]:
+            raise TypeError(
+                f"typax.jit: a value of type {_jax.typeof(found[0])} is no static argument, as an array is none: pass it "
+                "as an operand, or close over it"
+            )
 
     def dynamic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of what is not static."""

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from typax import _jax
+from typax._byhand import is_raw
 from typax._indexing import on_each
 from typax._prim import Cache
 from typax._spec import OnMesh, Pspec, on_mesh
@@ -161,11 +162,13 @@ class _Jitted:
 
 def _own_specs(in_specs: Any, args: Any, tys: Sequence[Any]) -> Any:
     """The specs of the operands, those of values made from their classes."""
-    if in_specs is None or not any(isinstance(t, ValueType) for t in tys):
+    if in_specs is None or not any(map(_jax.is_hi, tys)):
         return in_specs
     full = jax.tree.broadcast(tuple(in_specs) if isinstance(in_specs, list) else in_specs, args, is_leaf=_is_spec)
     flat, tree = jax.tree.flatten(full, is_leaf=_is_spec)
-    pairs = zip(tys, flat, strict=True)
+    pairs = list(zip(tys, flat, strict=True))
+    if wrong := [t for t, s in pairs if is_raw(t) and isinstance(s, jax.P)]:
+        raise TypeError(f"typax.shard_map: {wrong[0]} is a hi type written by hand, whose in_specs is a HiPspec of its own")
     return tree.unflatten([_class_spec(t, s) if isinstance(t, ValueType) and isinstance(s, jax.P) else s for t, s in pairs])
 
 
