@@ -70,7 +70,7 @@ def test_arguments(jit):
     assert jit(f, static_argnames=("n",))(q, n=5, scale=2.0)[1] == 5
     with pytest.raises(ValueError, match=r"[Nn]on-hashable"):
         jit(f, static_argnums=1)(q, [2], scale=1.0)
-    for options, args, kwargs in (({"static_argnums": 1}, (2.0, q), {}), ({"static_argnames": "q"}, (2.0,), {"q": [q]})):
+    for options, args, kwargs in (({"static_argnums": 1}, (2.0, q), {}), ({"static_argnames": "q"}, (2.0,), {"q": (q,)})):
         with pytest.raises(TypeError, match=r"a value of type q8.* is no static argument"):
             jit(lambda x, q: x, **options)(*args, **kwargs)
 
