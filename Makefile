@@ -37,8 +37,8 @@ laws: env  ## every law on every shipped type and op, and on the gallery; writes
 mutants: env  ## every mutant of every shipped type and op, against the laws; writes a table of docs/laws.md
 	@JAX_PLATFORMS=cpu PYTHONPATH=. .venv/bin/python tests/_mutate.py --write
 
-bench: env  ## what calls, tracing and the import cost, each table in one run
-	@bad=0; for table in eager jit trace load lift; do \
+bench: env  ## what calls, tracing, products, quantizing and the import cost, each table in one run
+	@bad=0; for table in eager jit trace load lift matmul quantize; do \
 		echo; JAX_PLATFORMS=cpu $(PY) -m benchmarks.$$table $(ARGS) || bad=1; done; exit $$bad
 
 matrix: env  ## which calls work, on every supported JAX: tests/data/matrix.json and the table of docs/limits.md

@@ -29,9 +29,9 @@ class Times:
         return median(a - b for a, b in zip(self.rounds[name], self.rounds[base], strict=True))
 
 
-def measure(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int) -> Times:
+def measure(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int, warm: int = 5) -> Times:
     for f in functions.values():
-        for _ in range(5):  # compile, and fill every cache
+        for _ in range(warm):  # compile, and fill every cache
             jax.block_until_ready(f())
     found: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions.items())

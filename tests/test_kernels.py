@@ -10,8 +10,6 @@ import pytest
 import typax
 from typax.quantized import kernels
 
-pytestmark = pytest.mark.core
-
 K, N, M = 1024, 512, 4  # more codes than are decoded at a time
 WEIGHTS = {
     "q8t": ("int8", {"axis": 0}), "q8": ("int8", {}), "q4t": ("int4", {"axis": 0}),
@@ -58,7 +56,7 @@ def error(y, x, w):
     return found[:, 1::2].max(), found[:, ::2].max()
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.core) if n == "q8t" else n for n in WEIGHTS])
 def test_float_accuracy(name):
     q = weights(name)
     d = np.asarray(typax.dense(q))
@@ -82,6 +80,7 @@ def agree(got, want, rtol=1e-5):
     assert np.abs(got - want).max() <= rtol * np.abs(want).max()
 
 
+@pytest.mark.core
 def test_rows_are_rows_however_they_are_stacked():
     q, d = weights("q8t"), typax.dense(weights("q8t"))
     x = normal(6).reshape(3, 2, K)
@@ -104,6 +103,7 @@ def test_rows_are_rows_however_they_are_stacked():
     agree(typax.jit(f)(x.astype(jnp.bfloat16), low), x.astype(jnp.bfloat16).astype(jnp.float32) @ d, 2.0**-7)
 
 
+@pytest.mark.core
 def test_on_a_mesh():
     x, q = normal(8), weights("q8t")
     want = x @ typax.dense(q)
@@ -146,6 +146,7 @@ def test_what_activations_are():
     agree(typax.jit(lambda x, q: typax.matmul(x, q, activations="dynamic"))(x, q), want)
 
 
+@pytest.mark.core
 def test_every_byte_is_decoded():
     for name in ("fp8_e4m3", "nf4", "mxfp4", "int4"):
         format = typax.quantized.formats()[name]
@@ -165,7 +166,7 @@ def test_no_dense_weights_are_made(activations):
         ("f8e4m3t", "fp8_e4m3", {"axis": 0})] * (activations == "bfloat16"):  # fmt: skip
         w = jax.ShapeDtypeStruct((k, n), jnp.float32)
         q = jax.eval_shape(lambda w: typax.quantize(w, format, **how), w)  # noqa: B023
-        for m in (1, 64):
+        for m in (1, 64) if name in ("q8t", "q4g128t") else (64,):
             x = jax.ShapeDtypeStruct((m, k), jnp.float32)
             program = typax.jit(lambda x, q: typax.matmul(x, q, activations=activations)).lower(x, q).compile()
             sizes = re.findall(r"(?:f32|bf16|s32)\[([0-9,]+)\]", program.as_text())

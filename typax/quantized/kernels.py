@@ -20,6 +20,7 @@ and the activations are taken in that order. XLA multiplies int8 with int8, and 
 of CPUs, but only from two rows on: fewer than `ROWS` are filled up.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,10 @@ from typax.quantized.format import Floats, Format, Integers, Table
 
 ROWS = 8
 """Products of fewer rows than this take as long."""
+BLOCK = 1 << 20
+"""Codes that are converted at a time."""
+TALL = 1024
+"""Products of more rows than this are made a block at a time, so that their sums in int32 stay in the cache."""
 LONG = 1 << 16
 """Products of 8-bit integers that are summed in int32: 2^16 · 2^14 does not overflow."""
 PLAIN, WIDE = 16.0, 4096.0
@@ -91,8 +96,9 @@ def as_int8(table: Table) -> tuple[np.ndarray, float]:
 
 
 def all_numbers(table: Table) -> list[float]:
-    """The numbers of all codes, those with a sign bit too."""
-    return [*table.values, *(-v for v in table.values)] if table.signed else list(table.values)
+    """The numbers of all codes of 4 bits, those with a sign bit too; of more bits those of the table."""
+    found = [*table.values, *(-v for v in table.values)] if table.signed else list(table.values)
+    return found + [found[0]] * (16 - len(found))
 
 
 def _ordered(format: Format, low: Any, high: Any) -> list[Any]:
@@ -107,12 +113,17 @@ def _bfloat16(b: Any) -> Any:
     return lax.bitcast_convert_type(b, jnp.bfloat16)
 
 
+def _rounded(x: Any) -> Any:
+    """float32 as bfloat16, by bits, which vectorize; what is halfway goes to the larger magnitude."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32) + np.uint32(0x8000)
+    return _bfloat16((bits >> np.uint32(16)).astype(jnp.uint16))
+
+
 def _chosen(b: Any, numbers: np.ndarray, shift: int) -> Any:
-    """The numbers of the four bits from ``shift`` on, by a tree of selections."""
+    """The numbers, 16 of four bits from ``shift`` on, or 8 of three, by a tree of selections."""
     found: list[Any] = [numbers.dtype.type(n) for n in numbers]
-    found += [found[0]] * (16 - len(found))
-    for i in range(4):
-        one = b & np.uint8(1 << (shift + i)) != 0
+    for i in range(len(numbers).bit_length() - 1):
+        one = b & b.dtype.type(1 << (shift + i)) != 0
         found = [jnp.where(one, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
     return found[0]
 
@@ -122,8 +133,8 @@ def _e4m3(words: Any) -> Any:
     b = words.astype(jnp.uint16)
     e = b & np.uint16(0x7F)
     t = (e << np.uint16(4)) + np.uint16(120 << 7)
-    for i in range(8):  # i · 2^-9
-        t = jnp.where(e == np.uint16(i), np.asarray(i * 2.0**-9, jnp.bfloat16).view(np.uint16), t)
+    subnormal = _chosen(b, (np.arange(8) * 2.0**-9).astype(jnp.bfloat16).view(np.uint16), 0)
+    t = jnp.where(e < np.uint16(8), subnormal, t)
     t = jnp.where(e == np.uint16(0x7F), np.uint16(0x7FC0), t)
     return _bfloat16(t | (b & np.uint16(0x80)) << np.uint16(8))
 
@@ -133,7 +144,7 @@ def _e4m3(words: Any) -> Any:
 
 class Digits(NamedTuple):
     """Rows in fixed point: ``of`` int8 [digits, m, k], the lowest first, times 256^i · 2^-exponent; or codes, one digit,
-    with scales: of [m], or of [g, m] where they meet groups."""
+    with scales: of [m], or of [g, m] where they meet groups. A list of them is for each code of a word."""
 
     of: Any
     exponents: Any  # int32 [m]
@@ -174,11 +185,11 @@ def digits(x: Any, largest: Any, count: int) -> Digits:
     return Digits(jnp.stack(found), k)
 
 
-def in_order(x: Any, per: int, length: int) -> Any:
-    """The last axis, of ``length`` codes after filling up, in the order of codes of a byte: all first ones, all second."""
-    if x.shape[-1] < length:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - x.shape[-1])])
-    return x if per == 1 else jnp.concatenate([x[..., i::per] for i in range(per)], -1)
+def in_order(x: Any, per: int, words: int) -> list[Any]:
+    """The last axis, filled up to what so many words hold, in pieces: what meets the first codes of words, and so on."""
+    if x.shape[-1] < words * per:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, words * per - x.shape[-1])])
+    return [x[..., i::per] for i in range(per)]
 
 
 def filled(x: Any) -> Any:
@@ -209,16 +220,15 @@ def whole(x: Any, codes: Any, by: str) -> Any:
     return y[: x.shape[0]]
 
 
-def summed(d: Digits, codes: Any, scale: Any, unit: float, by: str) -> Any:
+def summed(d: Digits, codes: Sequence[Any], scale: Any, unit: float, by: str) -> Any:
     """The product of rows of digits with int8 codes, float32 [m, n], in pieces whose sums do not overflow."""
-    count, m, k = d.of.shape
-    axis = 1 if by == "nk" else 0
-    scale = np.float32(unit) if scale is None else scale * np.float32(unit)
+    count, m, k = d.of[0].shape
+    axis, step = (1 if by == "nk" else 0), LONG // len(codes)
     total = None
-    for i in range(0, k, LONG):
-        part = lambda a, axis: a if k <= LONG else lax.slice_in_dim(a, i, min(i + LONG, k), axis=axis)  # noqa: B023
-        sums = whole(part(d.of, 2).reshape(count * m, -1), part(codes, axis), by)
-        y = d.together(sums.reshape(count, m, -1), scale)
+    for i in range(0, k, step):
+        part = lambda a, axis: a if k <= step else lax.slice_in_dim(a, i, min(i + step, k), axis=axis)  # noqa: B023
+        sums = sum(whole(part(a, 2).reshape(count * m, -1), part(c, axis), by) for a, c in zip(d.of, codes, strict=True))
+        y = d.together(sums.reshape(count, m, -1), scale * np.float32(unit))
         total = y if total is None else total + y
     return total
 
@@ -228,12 +238,12 @@ def block_of(n: int, most: int) -> int:
     return max((b for b in range(16, min(n, most) + 1, 16) if n % b == 0), default=n)
 
 
-def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any], axes: Sequence[int]) -> Any:
-    """``f`` of arrays that are cut along those axes, of length n, into blocks; its results [m, block] put together."""
+def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any], axis: int) -> Any:
+    """``f`` of arrays that are cut along an axis, of length n, into blocks; its results [m, block] put together."""
     if block >= n:
         return f(*arrays)
-    cut = lambda a, k: jnp.moveaxis(a.reshape(*a.shape[:k], n // block, block, *a.shape[k + 1 :]), k, 0)
-    ys = lax.map(lambda p: f(*p), tuple(map(cut, arrays, axes)))
+    cut = lambda i: (lax.dynamic_slice_in_dim(a, i * block, block, axis) for a in arrays)
+    ys = lax.map(lambda i: f(*cut(i)), jnp.arange(n // block))
     return jnp.moveaxis(ys, 0, 1).reshape(ys.shape[1], n)
 
 
@@ -317,30 +327,26 @@ def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
     if weights.by == "gnk":
         return _of_groups(d, words, scale, weights, int8)
     n = words.shape[0 if weights.by == "nk" else 1]
-    if weights.by == "nk":
-        d = d._replace(of=in_order(d.of, weights.per, words.shape[1] * weights.per))
+    d = d._replace(of=in_order(d.of, weights.per, words.shape[1]) if weights.by == "nk" else [d.of])
 
     def block(words: Any, *scale: Any) -> Any:
-        pieces, unit = int8(words)
-        codes = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, -1)
-        return summed(d, codes, scale[0] if scale else None, unit, weights.by)
+        codes, unit = int8(words)
+        return summed(d, codes, scale[0] if scale else np.float32(1), unit, weights.by)
 
     arrays = (words, scale) if weights.scaled else (words,)
-    small = weights.by == "kn" or (weights.per == 1 and d.of.shape[0] * d.of.shape[1] < 192)
-    return side_by_side(block, n, n if small else block_of(n, 512), arrays, (0, 0))
+    whole = weights.by == "kn" or (weights.per == 1 and math.prod(d.of[0].shape[:2]) <= TALL)
+    return side_by_side(block, n, n if whole else block_of(n, BLOCK // d.of[0].shape[2] // weights.per), arrays, 0)
 
 
 def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
     """One group after the other: the sums of integers times scales, in float32 with what the sum has lost beside it."""
     groups, _, bytes_ = words.shape
     count, m, k = d.of.shape
-    of = d.of.reshape(count, m, groups, k // groups)
-    of = jnp.moveaxis(in_order(of, weights.per, bytes_ * weights.per), 2, 0)
+    of = [jnp.moveaxis(a, 2, 0) for a in in_order(d.of.reshape(count, m, groups, k // groups), weights.per, bytes_)]
 
     def product(p: Any) -> Any:
         of, own, words, scale = p
-        pieces, unit = int8(words)
-        codes = pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, -1)
+        codes, unit = int8(words)
         return summed(Digits(of, d.exponents, own), codes, scale, unit, "nk")
 
     def step(carry: Any, p: Any) -> Any:  # Knuth's sum of two: a + b = s + lost
@@ -360,7 +366,7 @@ def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     int8: Any = integers(weights.format, weights.zero_point)
     if weights.by == "kn":
         return _converted_rows(x, words, scale)
-    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w)), jnp.float32, 1 << 18)
+    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w)), jnp.float32, BLOCK // 4)
 
 
 def _floats(pieces: list[Any], unit: float) -> list[Any]:
@@ -369,7 +375,7 @@ def _floats(pieces: list[Any], unit: float) -> list[Any]:
 
 def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
     k, n = words.shape
-    step = block_of(k, max(16, (1 << 18) // n))
+    step = block_of(k, max(16, BLOCK // 4 // n))
     cut = jnp.moveaxis(x.reshape(x.shape[0], k // step, step), 1, 0)
     add = lambda total, p: (total + jnp.matmul(p[0], p[1].astype(jnp.float32)), None)
     zero = jnp.zeros_like(jax.eval_shape(lambda a, b: jnp.matmul(a[0], b[:step].astype(jnp.float32)), cut, words))
@@ -379,12 +385,10 @@ def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
 
 def by_blocks(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product of both as bfloat16, summed in float32: float32 [m, n]."""
-    m = x.shape[0]
-    most = 1 << 17 if m < ROWS else 1 << 20
     decode: Any = bfloats(weights.format, weights.zero_point)
     if jnp.issubdtype(words.dtype, jnp.floating):  # XLA makes float16 of all that it moves as float8
         words = lax.bitcast_convert_type(words, jnp.uint8)
-    return _of_blocks(x, words, scale, weights, decode, jnp.bfloat16, most)
+    return _of_blocks(x, words, scale, weights, decode, jnp.bfloat16, BLOCK)
 
 
 def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
@@ -392,17 +396,21 @@ def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dt
     grouped = weights.by == "gnk"
     groups, n, width = words.shape if grouped else (1, *words.shape)
     m, k = x.shape
-    x = in_order(x.reshape(m, groups, k // groups), weights.per, width * weights.per).reshape(m, -1)
-    x = filled(x.astype(dtype)) if dtype == jnp.bfloat16 else x
+    pieces = [a.reshape(m, -1) for a in in_order(x.reshape(m, groups, k // groups).astype(dtype), weights.per, width)]
+    pieces = list(map(filled, pieces)) if dtype == jnp.bfloat16 else pieces
+
+    def together(codes: Any, scale: Any) -> Any:
+        """Of a block of groups, [n, k]."""
+        codes = codes.astype(jnp.float32) * scale[..., None]
+        codes = lax.optimization_barrier(_rounded(codes) if dtype == jnp.bfloat16 else codes)  # else fused, and no vectors
+        return jnp.moveaxis(codes, 0, 1).reshape(codes.shape[1], -1)
 
     def block(words: Any, *scale: Any) -> Any:
-        codes = jnp.concatenate(decode(words), -1) if weights.per > 1 else decode(words)[0]
-        if grouped:
-            codes = (codes.astype(jnp.float32) * scale[0][..., None]).astype(dtype)
-            codes = jnp.moveaxis(codes, 0, 1).reshape(codes.shape[1], -1)
-        y = lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)[:m]
+        y = 0.0
+        for x, codes in zip(pieces, decode(words), strict=True):
+            codes = together(codes, scale[0]) if grouped else codes
+            y += lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)[:m]
         return y if grouped or not scale else y * scale[0]
 
     arrays = (words, scale) if weights.scaled else (words,)
-    axes = (1, 1) if grouped else (0, 0)
-    return side_by_side(block, n, block_of(n, max(16, most // x.shape[1])), arrays, axes)
+    return side_by_side(block, n, block_of(n, max(16, most // k)), arrays, 1 if grouped else 0)
