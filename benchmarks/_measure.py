@@ -4,13 +4,24 @@ In a round each function runs once, as a loop of many calls that ends when the l
 the median over rounds: of a function's time, and of its ratio to another's *in the same round*.
 """
 
+import contextlib
 import gc
+import os
+import platform
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 import jax
+
+
+def machine() -> str:
+    """What processors this machine has, and how many other things run on it."""
+    kinds = {platform.processor() or platform.machine()}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
+        kinds = {line.split(":")[1].strip() for line in f if line.startswith("model name")} or kinds
+    return f"{os.cpu_count()} x {', '.join(sorted(kinds))} (load {os.getloadavg()[0]:.1f})"
 
 
 class Times:

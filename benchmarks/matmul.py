@@ -10,10 +10,8 @@ takes to compile a stack of layers.
 
 import argparse
 import functools
-import os
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Any
 
 import jax
@@ -21,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import typax
-from benchmarks._measure import Times, measure
+from benchmarks._measure import Times, machine, measure
 
 try:
     from qwix._src.core import dot_general as of_qwix  # pyright: ignore[reportMissingImports]
@@ -190,12 +188,6 @@ def compiling(arguments: Any, missed: list[str]) -> None:
             missed.append(f"compiling, scanned: {worst:.2f} (wanted {COMPILED_WANTED:g})")
 
 
-def machine() -> str:
-    with open("/proc/cpuinfo") as f:
-        kinds = {line.split(":")[1].strip() for line in f if line.startswith("model name")}
-    return f"{os.cpu_count()} x {', '.join(kinds)}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.matmul", description="Products with quantized arrays.")
     parser.add_argument("--only", nargs="+", default=[""], help="rows of the table whose names hold one of these")
@@ -206,8 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--products-alone", action="store_true", help="leave out what comes after the tables")
     arguments = parser.parse_args(argv)
     beside = "qwix is not installed: left out." if qarray is None else "qwix beside it."
-    load = median([os.getloadavg()[0]])
-    print(f"JAX {jax.__version__}, {jax.devices()[0].platform}, {machine()}, load {load:.1f}; {beside}")
+    print(f"JAX {jax.__version__}, {jax.devices()[0].platform}, {machine()}; {beside}")
     print(f"Times float32 (and what is wanted); medians of {arguments.rounds} rounds of {arguments.calls} calls.")
     missed: list[str] = []
     for shape in arguments.shapes:

@@ -227,7 +227,8 @@ def summed(d: Digits, codes: Sequence[Any], scale: Any, unit: float, by: str) ->
     total = None
     for i in range(0, k, step):
         part = lambda a, axis: a if k <= step else lax.slice_in_dim(a, i, min(i + step, k), axis=axis)  # noqa: B023
-        sums = sum(whole(part(a, 2).reshape(count * m, -1), part(c, axis), by) for a, c in zip(d.of, codes, strict=True))
+        pairs = zip(d.of, codes, strict=True)
+        sums: Any = sum(whole(part(a, 2).reshape(count * m, -1), part(c, axis), by) for a, c in pairs)
         y = d.together(sums.reshape(count, m, -1), scale * np.float32(unit))
         total = y if total is None else total + y
     return total
