@@ -1,6 +1,8 @@
 """The commands on files, as a user runs them."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -108,3 +110,126 @@ def test_help_of_every_command():
     for name in main.commands:
         assert "Usage" in run(name, "--help").stdout
     assert "_TYPAX_COMPLETE" in run("--help").stdout
+
+
+def test_rows_are_quantized_in_parts_as_they_are_at_once(files, monkeypatch):
+    folder, _ = files
+    for recipe in ("int8", "nf4", "nvfp4", "fp8_e4m3"):
+        run("quantize", folder, folder / "whole", "--recipe", recipe, "--again")
+        monkeypatch.setattr("typax.cli.files.PART", 100)
+        run("quantize", folder, folder / "parts", "--recipe", recipe)
+        monkeypatch.undo()
+        assert (folder / "whole").read_bytes() == (folder / "parts").read_bytes(), recipe
+
+
+def test_a_leaf_is_quantized_as_its_neighbours_ask_for(tmp_path):
+    attention = {name: {"kernel": jnp.sin(jnp.arange(48.0)).reshape(8, 2, 3)} for name in ("query", "key")}
+    typax.io.save(tmp_path / "a", {"attention": attention})
+    run("quantize", tmp_path / "a", tmp_path / "b")
+    want, _ = typax.quantize_tree({"attention": attention}, "int8")
+    got = typax.io.load(tmp_path / "b")["attention"]["key"]["kernel"]
+    assert jax.typeof(got) == jax.typeof(want["attention"]["key"]["kernel"])
+    np.testing.assert_array_equal(typax.dense(got), typax.dense(want["attention"]["key"]["kernel"]))
+
+
+def test_to_gguf_and_from_there_anew(files):
+    pytest.importorskip("gguf")
+    folder, _ = files
+    rng = np.random.default_rng(1)
+    typax.io.save(folder / "m", {"w": jnp.asarray(rng.normal(size=(4, 64)), jnp.float32), "b": jnp.ones(3)})
+    assert "give --architecture" in run("convert", folder / "m", folder / "a.gguf", code=2).stderr
+    told = run("convert", folder / "m", folder / "a.gguf", "--architecture", "mine", "--blocks", "Q8_0", "--json").stdout
+    assert json.loads(told)["bytes"] == (folder / "a.gguf").stat().st_size
+    model = typax.io.load_gguf(folder / "a.gguf")
+    assert str(jax.typeof(model.tensors["w"])) == "q8_0[4,64]" and model.metadata == {"general.architecture": "mine"}
+    run("convert", folder / "a.gguf", folder / "b.gguf")
+    assert (folder / "a.gguf").read_bytes() == (folder / "b.gguf").read_bytes()
+    text = run("quantize", folder / "a.gguf", folder / "q", "--recipe", "int8").stdout
+    assert "left: it is a value already" in text and "q8_0[4,64]" in text
+    text = run("quantize", folder / "a.gguf", folder / "q", "--recipe", "int8", "--again").stdout
+    assert "float32[4,64]" in text and "q8[4,64]" in text
+    want = typax.quantize(typax.dense(model.tensors["w"]))
+    np.testing.assert_array_equal(typax.io.load(folder / "q")["w"].qvalue, want.qvalue)
+    assert (
+        "which GGUF does not hold" in run("convert", folder / "q", folder / "c.gguf", "--architecture", "x", code=1).stderr
+    )
+    run("convert", folder / "q", folder / "c.gguf", "--architecture", "x", "--dense", "float16")
+    assert typax.io.load_gguf(folder / "c.gguf").tensors["w"].dtype == jnp.float16
+    for args in (("c.gguf", "--shard-bytes", 9), ("c", "--blocks", "Q8_0"), ("c.gguf", "--blocks", "Q9")):
+        assert "Error" in run("convert", folder / "m", folder / args[0], *args[1:], code=2).stderr
+
+
+@pytest.fixture
+def hf(tmp_path):
+    """A folder whose weights are quantized already."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    codes = np.random.default_rng(0).integers(-128, 128, (4, 64), np.int8)
+    tensors = {"l.weight": codes, "l.weight_scale": np.full((4, 1), 0.5, np.float32), "norm": np.ones(4, np.float32)}
+    pytest.importorskip("safetensors.numpy").save_file(tensors, folder / "model.safetensors")
+    config = {"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "compressed-tensors"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, codes
+
+
+def test_folders_that_are_quantized_already(hf, tmp_path):
+    folder, codes = hf
+    told = json.loads(run("inspect", folder, "--json").stdout)
+    assert {r["path"]: r["type"] for r in told["leaves"]} == {"l.weight": "q8<bfloat16>[4,64]", "norm": "float32[4]"}
+    assert told["metadata"]["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert "2 leaves" in run("inspect", folder / "model.safetensors").stdout
+    run("convert", folder, tmp_path / "same")
+    got = typax.io.load(tmp_path / "same")["l.weight"]
+    np.testing.assert_array_equal(got.qvalue, codes)
+    assert run("compare", folder, tmp_path / "same").exit_code == 0
+    assert "it is a value already" in run("quantize", folder, tmp_path / "q", "--recipe", "int4").stdout
+    run("quantize", folder, tmp_path / "q", "--recipe", "int4", "--again")
+    assert str(jax.typeof(typax.io.load(tmp_path / "q")["l.weight"])) == "q4<bfloat16>[4,64]"
+
+
+def test_no_configuration_makes_a_stack_trace(hf):
+    folder, _ = hf
+    odd = [None, 0, -1, 1e30, 10**12, "x", [], {}, [1], True]
+    keys = ("quant_method", "weight_block_size", "config_groups", "bits", "checkpoint_format")
+    configs = [{"quantization_config": x} for x in odd] + [{"torch_dtype": x} for x in odd] + odd
+    configs += [{"quantization_config": {"quant_method": "x", k: x}} for k in keys for x in odd]
+    for config in configs:
+        (folder / "config.json").write_text(json.dumps(config))
+        result = CliRunner().invoke(main, ["inspect", str(folder)])
+        assert result.exit_code in (0, 1) and isinstance(result.exception, SystemExit | None), (config, result.exception)
+        assert result.exit_code == 0 or str(folder) in result.stderr, config
+
+
+def test_a_picture_and_its_absence(files, monkeypatch):
+    folder, _ = files
+    run("quantize", folder, folder / "q")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("compare", folder, folder / "q", "--plot", folder / "p.png", code=1)
+    assert result.stderr == "Error: --plot needs matplotlib: pip install 'typax[plot]'\n"
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    run("compare", folder, folder / "q", "--plot", folder / "p.png")
+    assert (folder / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert "p.nothing" in run("compare", folder, folder / "q", "--plot", folder / "p.nothing", code=1).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts kilobytes on Linux only")
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_quantizing_a_file_holds_one_tensor_and_its_result(kind, tmp_path):
+    pytest.importorskip("gguf")
+    largest = 2**28
+    x = np.resize(np.random.default_rng(0).normal(size=2**16).astype(np.float32), (largest // 4096, 1024))
+    if kind == "gguf":
+        typax.io.save_gguf(tmp_path / "in.gguf", {"a": x, "c": x}, {"general.architecture": "x"})
+    else:
+        typax.io.save(tmp_path / "in.safetensors", {"a": x, "c": x})
+    del x
+    program = (
+        "import resource\nfrom typax.cli import main\n"
+        f"main(['quantize', 'in.{kind}', 'out', '--recipe', 'int8'], standalone_mode=False)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "2 of 2" in done.stdout
+    assert int(done.stdout.split()[-1]) * 1024 <= 2.5 * largest + 400e6, done.stdout

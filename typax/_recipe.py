@@ -11,7 +11,7 @@ of PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
     """
     rules = rules_of(recipe)
     flat, treedef = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: _jax.is_hi_value(x) or isinstance(x, ValueType)
+        tree, is_leaf=lambda x: isinstance(x, ValueType | jax.ShapeDtypeStruct) or _jax.is_hi_value(x)
     )
     paths = [path_of(k) for k, _ in flat]
     everything = frozenset(paths)
@@ -118,6 +118,17 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
             told.append(Treated(path, show(_type(x)), show(_type(y)), nbytes(_type(x)), nbytes(_type(y)), pattern, why))
     unmatched = tuple(p for i, (p, _) in enumerate(rules) if i not in used)
     return treedef.unflatten(out), Report(tuple(told), unmatched)
+
+
+def quantizer(recipe: Recipe, paths: Iterable[str]) -> Callable[[str, Any], Any]:
+    """What `quantize_tree` makes of one leaf of a tree with these paths, as a function of its path and the leaf."""
+    rules, everything = rules_of(recipe), frozenset(paths)
+
+    def one(path: str, x: Any) -> Any:
+        found = next(((p, action) for p, action in rules if matches(p, path)), None)
+        return x if found is None else _treat(path, x, found[1], found[0] == path, everything)[0]
+
+    return one
 
 
 def _is_hi(x: Any) -> bool:

@@ -1,5 +1,6 @@
 """``typax inspect``, ``quantize`` and ``convert``: checkpoints from one form to another, a tensor at a time."""
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from typax._describe import show
-from typax._recipe import quantize_tree
+from typax._recipe import quantize_tree, quantizer
+from typax._rows import concatenate
 from typax._structural import dense
 from typax._type import ValueType
 from typax.cli._common import messages, progress, size, table
 from typax.io import _open
 from typax.io._save import chooser, save_leaves
 from typax.io._tree import Leaf
+from typax.io.gguf import Gguf, GgufCheckpoint, save_gguf
+from typax.quantized.ggml import BLOCKS, Ggml, quantize_ggml
+from typax.quantized.types import QuantizedType, all_groups
 
 
 @click.command()
@@ -69,14 +74,21 @@ def _summed(rows: list[dict[str, Any]], depth: int) -> list[dict[str, Any]]:
     return [r | {"type": ", ".join(f"{n} {k}" for k, n in r["types"].items())} for r in out.values()]
 
 
+PART = 2**25
+"""Bytes of the rows that are quantized at a time, where rows have scales of their own."""
+
+
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--recipe", default="int8", show_default=True, help="A format's name, or a TOML file of rules.")
+@click.option("--again", is_flag=True, help="Also what is quantized already, made dense first.")
 @click.option("--shard-bytes", type=click.IntRange(1), help="Write a folder of files of about this many bytes.")
 @click.option("--dry-run", is_flag=True, help="Only show what would become of each tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each tensor as JSON.")
-def quantize(source: Path, target: Path, recipe: str, shard_bytes: int | None, dry_run: bool, as_json: bool) -> None:
+def quantize(
+    source: Path, target: Path, recipe: str, again: bool, shard_bytes: int | None, dry_run: bool, as_json: bool
+) -> None:
     """Quantize a checkpoint by a recipe.
 
     IN is a safetensors or GGUF file or a folder of Hugging Face's layout; OUT becomes a safetensors file. Memory holds about
@@ -85,11 +97,15 @@ def quantize(source: Path, target: Path, recipe: str, shard_bytes: int | None, d
     with messages():
         ck = _open.open_checkpoint(source)
         leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
-        planned, report = quantize_tree({p: x.type for p, x in leaves.items()}, recipe)
-        treat = {t.path: t for t in report.changed}
+        types = {p: _array_type(x.type) if again and _stands_for_floats(x.type) else x.type for p, x in leaves.items()}
+        planned, report = quantize_tree(types, recipe)
+        treat, one = {t.path for t in report.changed}, quantizer(recipe, types)
+
+        def make(path: str, x: Any) -> Any:
+            return _in_parts(planned[path], lambda x: one(path, x), _dense(x, None)) if path in treat else x
+
         if not dry_run:
-            make = lambda path, x: quantize_tree({path: x}, recipe)[0][path] if path in treat else x
-            _write(ck, target, lambda p, _: planned[p], make, shard_bytes)
+            _write(ck, target, lambda p, x: planned[p] if p in treat else x.type, make, shard_bytes)
     if as_json:
         rows = [t.__dict__ for t in report.leaves]
         click.echo(json.dumps({"leaves": rows, "unmatched": report.unmatched}, indent=1))
@@ -97,15 +113,46 @@ def quantize(source: Path, target: Path, recipe: str, shard_bytes: int | None, d
         click.echo(str(report))
 
 
+def _stands_for_floats(ty: Any) -> bool:
+    return isinstance(ty, ValueType) and hasattr(ty, "dtype") and jnp.issubdtype(ty.dtype, jnp.floating)
+
+
+def _array_type(ty: Any) -> Any:
+    return jax.ShapeDtypeStruct(ty.shape, ty.dtype)
+
+
+def _in_parts(ty: Any, quantized: Callable[[Any], Any], x: Any) -> Any:
+    """A quantized array, some rows after the others if no scale is shared among rows: the same, in less memory."""
+    rows = isinstance(ty, QuantizedType) and all_groups(ty)[0] == 1 and x.nbytes > PART and x.shape[0] > 1
+    if not rows or any(a.shape[:1] != x.shape[:1] for a in ty.lo_ty()):
+        return quantized(x)
+    step = max(1, PART * x.shape[0] // x.nbytes)
+    return concatenate(*(quantized(x[i : i + step]) for i in range(0, x.shape[0], step)), dimension=0)
+
+
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--dense", "dtype", help="Write what each value stands for, in this dtype (or 'same').")
+@click.option(
+    "--blocks", type=click.Choice([k for k in BLOCKS if not k.endswith("_K")]), help="Matrices as such blocks of ggml."
+)
+@click.option("--architecture", help="What a GGUF file says of the model, if IN does not.")
 @click.option("--shard-bytes", type=click.IntRange(1), help="Write a folder of files of about this many bytes.")
-def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int | None) -> None:
-    """Write a checkpoint as a safetensors file, with the same types and bits, or dense.
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def convert(
+    source: Path,
+    target: Path,
+    dtype: str | None,
+    blocks: str | None,
+    architecture: str | None,
+    shard_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint as a safetensors file, with the same types and bits, or dense; as GGUF if OUT ends with .gguf.
 
-    IN is a safetensors or GGUF file or a folder of Hugging Face's layout.
+    IN is a safetensors or GGUF file or a folder of Hugging Face's layout. A GGUF file holds arrays and blocks of ggml: give
+    --dense or --blocks for other values. It is put together in memory.
     """
     with messages():
         ck = _open.open_checkpoint(source)
@@ -115,8 +162,39 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int | No
             floats = isinstance(x.type, ValueType) or jnp.issubdtype(x.type.dtype, jnp.floating)
             return jax.ShapeDtypeStruct(x.type.shape, to or x.type.dtype) if dtype is not None and floats else x.type
 
-        n = _write(ck, target, types, lambda _, x: _dense(x, to) if dtype is not None else x, shard_bytes)
-    click.echo(f"{target}: {size(n)}")
+        made = lambda _, x: _dense(x, to) if dtype is not None else x
+        if target.suffix != ".gguf":
+            if blocks or architecture:
+                raise click.UsageError("--blocks and --architecture are for GGUF files: let OUT end with .gguf")
+            n = _write(ck, target, types, made, shard_bytes)
+        elif shard_bytes:
+            raise click.UsageError("a GGUF file is one file: --shard-bytes is for safetensors")
+        else:
+            n = _write_gguf(ck, target, made, blocks, architecture)
+    click.echo(json.dumps({"file": str(target), "bytes": n}) if as_json else f"{target}: {size(n)}")
+
+
+def _write_gguf(ck: Any, target: Path, make: Callable[[str, Any], Any], blocks: str | None, architecture: str | None) -> int:
+    """Write the leaves of a checkpoint as a GGUF file; gives its bytes."""
+    known = isinstance(ck, GgufCheckpoint)
+    metadata, kinds = (dict(ck.metadata), ck.kinds) if known else ({}, {})
+    if architecture is not None:
+        metadata["general.architecture"] = architecture
+    if "general.architecture" not in metadata:
+        raise click.UsageError("a GGUF file says what model it holds: give --architecture")
+    leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
+    tensors = {}
+    with progress(sum(x.nbytes for x in leaves.values()), target.name) as done:
+        for p, leaf in leaves.items():
+            x = make(p, ck.value(leaf))
+            ck.release(leaf)
+            fits = not isinstance(x, Ggml) and x.ndim >= 2 and jnp.issubdtype(x.dtype, jnp.floating)
+            if blocks and fits and not x.shape[-1] % BLOCKS[blocks].values:
+                x = quantize_ggml(_dense(x, None), kind=blocks)
+            tensors[p] = x
+            done(p, leaf.nbytes)
+    save_gguf(target, Gguf(tensors, metadata, kinds))
+    return target.stat().st_size
 
 
 def _dense(x: Any, to: Any) -> Any:
@@ -133,8 +211,11 @@ def _write(ck: Any, target: Path, types: Any, make: Callable[[str, Any], Any], s
 
         def value(i: int) -> Any:
             path = leaves[i].path
-            x = make(path, ck.value(sources[path]))
-            ck.release(sources[path])
+            if sources[path].nbytes > PART:
+                gc.collect()  # else JAX lets go of the arrays of NumPy that it uses as they are one tensor later
+            x = ck.value(sources[path])
+            ck.release(sources[path])  # before the result is there
+            x = make(path, x)
             done(path, sources[path].nbytes)
             return x
 

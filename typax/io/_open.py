@@ -6,10 +6,11 @@ from typing import Any
 from typax.io._disk import fail
 from typax.io._save import Checkpoint
 from typax.io.gguf import GgufCheckpoint
+from typax.io.hf import HfCheckpoint, is_quantized
 
 
 def open_checkpoint(path: Any) -> Any:
-    """The checkpoint at a path: a safetensors or GGUF file, an index, or a folder with one.
+    """The checkpoint at a path: a safetensors or GGUF file, an index, or a folder with one, quantized already or not.
 
     Raises:
       FileError: if there is none.
@@ -19,7 +20,8 @@ def open_checkpoint(path: Any) -> Any:
         fail(path, "is a pickle, which could run anything: convert it to safetensors where it came from")
     if path.suffix == ".gguf" or _magic(path) == b"GGUF":
         return GgufCheckpoint(path)
-    return Checkpoint(path)
+    ck = Checkpoint(path)
+    return HfCheckpoint(path) if ck.tree is None and is_quantized(ck.path.parent) else ck
 
 
 def _magic(path: Path) -> bytes:

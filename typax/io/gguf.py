@@ -9,6 +9,7 @@ Source: the GGUF specification in the repository ggml-org/ggml; read and written
 """
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from typax import _jax
 from typax._type import ValueType
 from typax.io._disk import FileError, fail, replacing
-from typax.io._save import chooser, placing, put
+from typax.io._save import chooser, own, placing, put
 from typax.io._tree import Kept, Leaf, describe
 from typax.quantized.ggml import BLOCKS, Ggml, of_blocks
 
@@ -110,17 +110,21 @@ class GgufCheckpoint:
     def value(self, leaf: Leaf, place: Callable[[str, Any], Any] = lambda *_: None) -> Any:
         """An array, or a value of blocks."""
         t, ty = self._tensors[leaf.path], leaf.type
-        raw = np.array(t.data)
+        raw = np.asarray(t.data)  # a view of the file, of which one copy is made
         if isinstance(ty, ValueType):
             block = BLOCKS[ty.static("kind")]
-            blocks = jnp.asarray(raw.reshape(*ty.shape[:-1], -1, block.bytes))
+            blocks = jax.device_put(own(raw.reshape(*ty.shape[:-1], -1, block.bytes)))
             return put(of_blocks(blocks, ty.static("kind")), place, leaf.path)
         x = raw.reshape(-1).view(np.uint8).view(ty.dtype).reshape(ty.shape)
         wide = x.dtype.itemsize == 8 and not jax.config.jax_enable_x64
-        return x if wide else put(jnp.asarray(x), place, leaf.path)
+        return x.copy() if wide else put(jax.device_put(own(x)), place, leaf.path)
 
     def release(self, leaf: Leaf) -> None:
-        """Nothing is held."""
+        """Let go of the memory that the file's part takes."""
+        t, mapped = self._tensors[leaf.path], getattr(self._reader.data, "_mmap", None)
+        start = int(t.data_offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        if mapped is not None and hasattr(mapped, "madvise") and t.n_bytes:
+            mapped.madvise(mmap.MADV_DONTNEED, start, int(t.data_offset + t.n_bytes) - start)
 
     def retyped(self, types: Callable[[str, Leaf], Any]) -> tuple[Any, list[Leaf]]:
         """The description of a flat dict of leaves of other types, and these leaves."""
@@ -179,7 +183,7 @@ def _stored(name: str, x: Any) -> tuple[np.ndarray, str]:
         return raw.reshape(*raw.shape[:-2], raw.shape[-2] * raw.shape[-1]), x.kind
     if ty is not None:
         raise TypeError(
-            f"{name} is {ty}, which GGUF does not hold; make blocks: typax.quantized.quantize_ggml(v_dense, kind=...)"
+            f"{name} is {ty}, which GGUF does not hold; make blocks: typax.quantized.quantize_ggml(dense, kind=...)"
         )
     raw = np.asarray(x)
     kind = next((k for k, d in PLAIN.items() if d == raw.dtype), None)

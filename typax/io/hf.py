@@ -17,6 +17,8 @@ Sources: the layouts as compressed-tensors 0.20, transformers' fine-grained fp8,
 """
 
 import json
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from typax._structural import dense
 from typax._value import Value
 from typax.io._disk import FileError, fail
 from typax.io._save import Checkpoint, chooser, placing, put
-from typax.io._tree import Kept
+from typax.io._tree import Kept, Leaf, Names, describe, leaf_of
 from typax.quantized import Quantized, from_codes, packing
 from typax.quantized.format import NF4, Format, formats, signed, unsigned
 
@@ -60,18 +62,65 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
     Raises:
       FileError: if a file is damaged, or its quantization is none of those above.
     """
+    reader = _reader(folder)
+    wanted = chooser(only) if only is not None else lambda _: True
+    place = placing(sharding)
+    return {n: put(reader.value(n), place, n) for n in reader.names() if wanted(n)}
+
+
+class HfCheckpoint:
+    """A quantized checkpoint of Hugging Face's layout as `typax.io`'s checkpoints are: its leaves, read when asked for."""
+
+    def __init__(self, folder: Any) -> None:
+        self._reader = _reader(folder)
+        self.path = self._reader.ck.path
+
+    @cached_property
+    def _leaves(self) -> dict[str, Any]:
+        names, out = Names(), {}
+        for name in self._reader.names():  # the type of a quantized weight is known when it is put together
+            out[name] = leaf_of(self._reader.value(name), name, names)
+            self._reader.release(name)
+        return out
+
+    def leaves(self) -> dict[str, Any]:
+        """The leaves by name."""
+        return self._leaves
+
+    def value(self, leaf: Leaf, place: Callable[[str, Any], Any] = lambda *_: None) -> Any:
+        """An array or a value."""
+        return put(self._reader.value(leaf.path), place, leaf.path)
+
+    def release(self, leaf: Leaf) -> None:
+        """Let go of the memory that the file's part takes."""
+        self._reader.release(leaf.path)
+
+    def retyped(self, types: Callable[[str, Leaf], Any]) -> tuple[Any, list[Leaf]]:
+        """The description of a flat dict of leaves of other types, and these leaves."""
+        told, new, _ = describe({n: types(n, x) for n, x in self._leaves.items()})
+        return told, new
+
+    def shown_metadata(self) -> dict[str, Any]:
+        """How it is quantized, as its configuration says."""
+        return {"quantization_config": self._reader.config}
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether the configuration in a folder says that the weights beside it are quantized."""
+    return bool(_config(folder).get("quantization_config"))
+
+
+def _reader(folder: Any) -> "_Reader":
     ck = Checkpoint(folder)
-    config = _config(ck.path.parent)
+    config, path = _config(ck.path.parent), ck.path.parent / "config.json"
     q = config.get("quantization_config") or {}
+    if not isinstance(q, dict):
+        fail(path, "its quantization_config is not a JSON object")
     dtype = config.get("torch_dtype") or config.get("dtype") or "float32"
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("float32", "float16", "bfloat16"):
-        fail(ck.path.parent / "config.json", f"its dtype is {dtype!r}, none of float32, float16 and bfloat16")
-    reader = _Reader(ck, q, dtype)
-    names = reader.names()
-    wanted = chooser(only) if only is not None else lambda _: True
-    place = placing(sharding)
-    return {n: put(reader.value(n), place, n) for n in names if wanted(n)}
+        fail(path, f"its dtype is {dtype!r}, none of float32, float16 and bfloat16")
+    return _Reader(ck, q, dtype)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -113,6 +162,13 @@ class _Reader:
     def _is_weight(self, stem: str) -> bool:
         return any(self.has(f"{stem}.{w}") for w in ("weight", "weight_packed", "qweight"))
 
+    def release(self, name: str) -> None:
+        """Let go of the memory of what a tensor of the model is made of."""
+        stem = name.removesuffix(".weight")
+        for part in self.ck.readers:
+            if part == name or part.startswith(f"{stem}."):
+                self.ck.readers[part].release(part)
+
     def has(self, name: str) -> bool:
         return name in self.ck.readers
 
@@ -140,8 +196,10 @@ class _Reader:
                     return self._codes(stem, scale)
         except FileError:
             raise
-        except (ValueError, TypeError, IndexError) as e:
-            fail(self.ck.path, str(e), name)
+        except KeyError as e:
+            fail(self.ck.path, f"what describes its quantization has no {e}", name)
+        except (ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as e:
+            fail(self.ck.path, f"its quantization is not what it should be: {str(e).splitlines()[0]}", name)
         x = self.array(name)
         wide = x.dtype.itemsize == 8 and not jax.config.jax_enable_x64
         return x.copy() if wide else jnp.array(x)
@@ -268,8 +326,10 @@ class _Reader:
         s = self.array(f"{name}.absmax")
         if s.dtype == np.uint8:
             levels = self.array(f"{name}.nested_quant_map").astype(np.float32)[s]
-            coarse = np.repeat(self.array(f"{name}.nested_absmax").astype(np.float32), int(told["nested_blocksize"]))
-            s = levels * coarse[: s.size] + np.float32(told["nested_offset"])
+            coarse, outer = self.array(f"{name}.nested_absmax").astype(np.float32), int(told["nested_blocksize"])
+            if outer <= 0 or coarse.size != -(-s.size // outer):
+                fail(self.ck.path, f"{coarse.size} scales do not go with {s.size} in blocks of {outer}", name)
+            s = levels * coarse[np.arange(s.size) // outer] + np.float32(told["nested_offset"])
         n, k = shape
         if k % size:
             fail(self.ck.path, f"blocks of {size} go over the ends of its rows of {k}", name)
