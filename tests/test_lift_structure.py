@@ -197,6 +197,17 @@ def test_results_and_arguments_of_any_kind():
         assert np.array_equal(out["host"], [0, 1])
 
 
+def test_records_are_the_trees_that_they_stand_for():
+    record = typax.tup(W, typax.tup(jnp.ones(N), STACK))
+    f = lambda t, x: jnp.tanh(x @ t[0] + t[1][0]) @ t[1][1][2]
+    run = lift(f, "error")
+    plain = (dense(W), (jnp.ones(N), dense(STACK)))
+    near(run(record, X), f(plain, X), 1e-5)
+    assert explain(f)(record, X).densified == []
+    got = jax.jit(jax.grad(lambda t: jnp.sum(run(t, X))))(record)
+    near(dense(got), jax.grad(lambda t: jnp.sum(f(t, X)))(plain), 1e-5)
+
+
 def test_it_composes():
     f = lambda x, w: jnp.tanh(x @ w)
     run, total = lift(f, "error"), lambda f: lambda x, w: jnp.sum(f(x, w) ** 2)

@@ -24,8 +24,8 @@ from typax._op import Op
 from typax._paths import dotted, matches
 from typax._prim import Cache
 from typax._receipt import Receipt, line_of
-from typax._structural import pack_open
-from typax._type import ValueType, dense_type
+from typax._structural import component_leaves, pack_open
+from typax._type import ValueType, dense_type, record_view
 
 type Fallback = Literal["error", "announce", "allow"]
 
@@ -72,6 +72,7 @@ def lift[F: Callable[..., Any]](
     """``f`` on arguments that hold hi values anywhere in their pytrees.
 
     What ``f`` itself holds are arguments too: what it closes over, what a method is bound to, a model that is called.
+    A record, such as a `typax.Tup`, is the pytree that it stands for.
     ``f`` is traced once for given argument types, as `jax.jit` does: its Python code must depend on nothing else.  What it
     returns may hold hi values, where what it returns is an argument or the result of an op that gives one.
 
@@ -131,7 +132,7 @@ def lift[F: Callable[..., Any]](
     def lifted(*args: Any, **kwargs: Any) -> Any:
         own = held(f)
         values = () if own is None else own.values
-        leaves, tree = jax.tree.flatten((values, args, kwargs))
+        leaves, tree = jax.tree.flatten(jax.tree.map(_opened, (values, args, kwargs)))
         leaves = [pack_open(x) for x in leaves]
         types = {i: t for i, t in enumerate(map(_operand_type, leaves)) if t is not None}
         avals = {i: dense_type(t) for i, t in types.items()}
@@ -141,7 +142,7 @@ def lift[F: Callable[..., Any]](
         program = _program(f, own, programs, leaves, tree, avals)
         if receipt is not None:
             receipt.begin(list(types.values()))
-        paths = _paths(own, args, kwargs) if modes.tracked else None
+        paths = _paths(own, *tree.unflatten(leaves)) if modes.tracked else None
         of_args = None if paths is None else [paths[i] for i in avals]
         operands = [leaves[i] for i in avals]
         if _interpret.lifting.depth and not any(map(_jax.is_hi, types.values())):
@@ -192,6 +193,14 @@ def explain(
     return explained
 
 
+def _opened(x: Any) -> Any:
+    """A record as the pytree that it stands for, with its components as they are; another leaf as it is."""
+    ty = _jax.typeof(x) if _jax.is_hi_value(x) else None
+    if not isinstance(ty, ValueType) or not ty.decl.is_record:
+        return x
+    return record_view(ty.decl, ty.tree.unflatten([_opened(c) for c in component_leaves(x)]))
+
+
 def _is_type(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct | ValueType)
 
@@ -203,8 +212,7 @@ def _mode(wanted: Mapping[str, Any], event: Event) -> Fallback:
     return "announce"
 
 
-def _paths(own: Held | None, args: Any, kwargs: Any) -> list[str]:
-    values = () if own is None else own.values
+def _paths(own: Held | None, values: Any, args: Any, kwargs: Any) -> list[str]:
     flat, _ = jax.tree_util.tree_flatten_with_path((values, args, kwargs))
     out = []
     for keys, _ in flat:  # which of the three, the argument, then its own
