@@ -109,8 +109,10 @@ def test_norms_and_gates_of_weights():
     same(lambda p, x: x @ (p["w"] * p["rows"][:, None]), {"w": w, "rows": rows}, X)
     same(lambda p, x: x @ (p["w"] / (2 + p["rows"])[:, None]).astype("float32"), {"w": w, "rows": rows}, X)
     same(lambda p, x: x @ (p["gain"] * p["w"]), {"w": quantize(normal(1, F, D)).T, "gain": gain}, X)
+    same(lambda p, x: x @ (p["w"] * p["rows"]), {"w": w, "rows": rows[:, None]}, X)
     grouped = quantize(normal(1, D, F), "int4", group=4)
     same(lambda p, x: x @ (p["w"] * p["rows"][:, None]), {"w": grouped, "rows": rows}, X)
+    near(lift(jnp.kron, "allow")(X, w), jnp.kron(X, as_dense(w)), 1e-5)  # the weight itself is repeated
     across = lambda p, x: x @ (p["w"] * p["gain"])
     assert explain(across)({"w": w, "gain": gain}, X).densified  # along the axis that shares a scale
 

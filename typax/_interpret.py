@@ -175,7 +175,9 @@ def _repeated(eqn: Any, same: dict[Any, frozenset[int]]) -> frozenset[int]:
 
 
 def _known(atom: Any, same: dict[Any, frozenset[int]]) -> frozenset[int]:
-    return frozenset() if isinstance(atom, _jax.Literal) else same.get(atom, frozenset())
+    """The axes along which an array is the same: those of size 1, and those along which it was repeated."""
+    one = frozenset(a for a, n in enumerate(atom.aval.shape) if n == 1)
+    return one if isinstance(atom, _jax.Literal) else one | same.get(atom, frozenset())
 
 
 def stands_for_array(ty: Any, aval: Any) -> bool:
@@ -240,9 +242,11 @@ def _on_values(
     types = tuple(map(_jax.typeof, operands))
     path = path_of(paths, hi)
     options = modes.options(path)
-    if eqn.primitive.name in ("mul", "div") and (along := frozenset().union(*(_known(v, same) for v in eqn.invars))):
+    scales = eqn.primitive.name in ("mul", "div")
+    if scales and (along := frozenset().union(*(_known(v, same) for v in eqn.invars))):
         options["along"] = tuple(sorted(along))
-    out = _native(eqn.primitive, operands, dict(eqn.params), options)
+    if not (scales and any(h and v.aval.shape != eqn.outvars[0].aval.shape for v, h in zip(eqn.invars, hi, strict=True))):
+        out = _native(eqn.primitive, operands, dict(eqn.params), options)  # else the value itself is repeated
     if out is not NotImplemented:
         if record is not silent:
             record(event(eqn, types)._replace(path=path))
