@@ -116,7 +116,17 @@ def test_a_static_that_is_forgotten_and_a_tangent_that_is_scaled_are_found():
     assert "derivatives are scaled, or lost" in cell.why
 
 
+class Nibbles(Value, name="nibbles"):
+    data: UInt8[Array, "*batch n//2"]
+    n: int
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        both = jnp.stack([self.data & 15, self.data >> 4], -1)
+        return both.reshape(*self.data.shape[:-1], self.n).astype(jnp.float32)
+
+
 def test_what_is_right_but_unusual_is_right():
+    assert laws.check(Nibbles, laws=["printing", "equality", "inequality", "dense-declared", "dense-of-stack"]).ok
     assert laws.check(Pair, laws=["equality", "one-trace", "export"]).ok
     values = [encode(jnp.arange(6.0).reshape(2, 3) * s) for s in (1.0, 2.0, -1.0)]
     call = laws.Call(None, (values[0],), tuple((v,) for v in values[1:]), {})

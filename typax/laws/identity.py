@@ -142,7 +142,7 @@ def printing(cls: Any, example: Values) -> None:
         for s, v in zip(ty.decl.statics, ty.statics, strict=True):
             for o in _other(v):
                 other = ty.with_statics(**{s.name: o})
-                if str(other) == text and _possible(other):
+                if _possible(other) and str(other) == text:
                     raise Broken(
                         f"types that differ in the static {s.name} both print as {text}: errors would not tell them apart"
                     )
