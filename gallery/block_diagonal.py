@@ -24,7 +24,7 @@ class BlockDiagonal(typax.Value, name="bd", tangent="componentwise"):
     def dense(self) -> Float[Array, "*batch b*m b*n"]:
         b, m, n = self.blocks.shape
         mine = jnp.eye(b, dtype=bool)[:, None, :, None]
-        return jnp.where(mine, self.blocks[:, :, None], 0).reshape(b * m, b * n)
+        return jnp.where(mine, self.blocks[:, :, None], 0).reshape(b * m, b, n).reshape(b * m, b * n)
 
 
 @typax.matmul.impl
