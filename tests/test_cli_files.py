@@ -155,6 +155,7 @@ def test_to_gguf_and_from_there_anew(files):
     )
     run("convert", folder / "q", folder / "c.gguf", "--architecture", "x", "--dense", "float16")
     assert typax.io.load_gguf(folder / "c.gguf").tensors["w"].dtype == jnp.float16
+    assert "convert --blocks" in run("quantize", folder / "m", folder / "q.gguf", code=2).stderr
     for args in (("c.gguf", "--shard-bytes", 9), ("c", "--blocks", "Q8_0"), ("c.gguf", "--blocks", "Q9")):
         assert "Error" in run("convert", folder / "m", folder / args[0], *args[1:], code=2).stderr
 

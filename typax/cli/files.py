@@ -94,6 +94,8 @@ def quantize(
     IN is a safetensors or GGUF file or a folder of Hugging Face's layout; OUT becomes a safetensors file. Memory holds about
     one tensor and its result.
     """
+    if target.suffix == ".gguf":
+        raise click.UsageError("quantize writes safetensors files: for GGUF there is convert --blocks")
     with messages():
         ck = _open.open_checkpoint(source)
         leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
