@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from benchmarks import _measure, eager, jit, load, trace
+from benchmarks import _measure, eager, jit, lift, load, trace
 
 
 def arrays(result):
@@ -49,3 +49,9 @@ def test_they_print_a_row_for_each_case(capsys, monkeypatch):
     assert "gradient by w" in capsys.readouterr().out
     monkeypatch.setattr(load, "seconds", lambda more: 1.5 if more else 1.0)
     assert load.main(["--rounds", "1"]) == 1 and "import typax 0.50 s more" in capsys.readouterr().out
+
+
+def test_that_of_lift_prints_a_row_for_each_model(capsys):
+    lift.main(["--rounds", "1", "--only", "experts"])
+    printed = capsys.readouterr().out
+    assert "mixture of experts" in printed and "tracing at most 2 times" in printed and "MiniLM" not in printed
