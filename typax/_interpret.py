@@ -15,8 +15,14 @@ from typax import _jax, _jaxpr
 from typax._paths import matches
 
 
+class Declined(NamedTuple):
+    """Why an implementation does not run an equation, though its annotations fit."""
+
+    why: str
+
+
 class Native(Protocol):
-    """An op that may run an equation: returns ``NotImplemented`` where none of its implementations fits."""
+    """An op that may run an equation: returns ``NotImplemented`` where none of its implementations fits, or `Declined`."""
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any: ...
 
@@ -186,12 +192,14 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
 
 
 def _native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
-    """What the first op that fits makes of these operands; ``NotImplemented`` if none does."""
+    """What the first op that fits makes of these operands; ``NotImplemented`` or `Declined` if none does."""
+    last: Any = NotImplemented
     for op in registry.get(primitive, ()):
         out = op.run_equation(operands, params, options)
-        if out is not NotImplemented:
+        if out is not NotImplemented and not isinstance(out, Declined):
             return out
-    return NotImplemented
+        last = out if last is NotImplemented else last
+    return last
 
 
 def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
@@ -201,12 +209,13 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
       TypeError: if no op fits.
     """
     out = _native(primitive, operands, params, {})
-    if out is not NotImplemented:
+    if out is not NotImplemented and not isinstance(out, Declined):
         return out
+    why = f": {out.why}" if isinstance(out, Declined) else ""
     tys = ", ".join(str(_jax.typeof(x)) for x in operands)
     given = ", ".join(f"{k}={v}" for k, v in params.items())
     raise TypeError(
-        f"no op with the reference {primitive.name} has an implementation for ({tys}) with {given}; add one, or use "
+        f"no op with the reference {primitive.name} has an implementation for ({tys}) with {given}{why}; add one, or use "
         f"typax.dense(v)"
     )
 
@@ -247,12 +256,12 @@ def _on_values(
         options["along"] = tuple(sorted(along))
     if not (scales and any(h and v.aval.shape != eqn.outvars[0].aval.shape for v, h in zip(eqn.invars, hi, strict=True))):
         out = _native(eqn.primitive, operands, dict(eqn.params), options)  # else the value itself is repeated
-    if out is not NotImplemented:
+    if out is not NotImplemented and not isinstance(out, Declined):
         if record is not silent:
             record(event(eqn, types)._replace(path=path))
         return list(out) if eqn.primitive.multiple_results else [out]
     if record is not silent:
-        whole = event(eqn, types)
+        whole = event(eqn, types)._replace(why=f"since {out.why}" if isinstance(out, Declined) else "")
         for k, (t, is_hi) in enumerate(zip(types, hi, strict=True)):
             if is_hi:
                 record(whole._replace(dense=t, path=paths[k] if paths is not None else None))

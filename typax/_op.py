@@ -283,7 +283,7 @@ class Op:
             return Refused(*refusal.args)
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
-        """For the interpreter: the result on these operands, or ``NotImplemented`` if no implementation fits.
+        """For the interpreter: the result on these operands, ``NotImplemented`` if no implementation fits, or `Declined`.
 
         Of the ``options``, the implementation is given those that it has a keyword for.
         """
@@ -294,8 +294,8 @@ class Op:
         own = {k: v for k, v in options.items() if k in impl.statics}
         try:
             return self(*operands, **params, **own)
-        except Refused:
-            return NotImplemented
+        except Refused as refusal:
+            return _interpret.Declined(str(refusal))
 
 
 class Refused(TypeError):
