@@ -115,6 +115,7 @@ def given() -> dict[Any, list[Any]]:
     return {
         quantize: [laws.Call(None, args, (args, args), statics) for args, statics in rounded],
         quantize_ggml: ggml,
+        typax.requantize: [laws.Call(None, (q[0],), ((q[1],), (q[2],)), {"format": "int4", "group": 2})],
         _codes.dot_general: [
             *(_call(_codes.dot_general, product, *o) for o in dot),
             _call(_codes.dot_general, onto_rows, few, blocks),
