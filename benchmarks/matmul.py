@@ -149,15 +149,18 @@ def small(arguments: Any, missed: list[str]) -> None:
 def compiling(arguments: Any, missed: list[str]) -> None:
     """Seconds to compile 24 layers of width 512 and 2048, scanned and one after the other."""
     layers, k, n = 24, 512, 2048
-    a, b = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((layers, k, n), (layers, n, k)))
-    x = jax.ShapeDtypeStruct((64, k), jnp.float32)
-    quantized = lambda w: jax.eval_shape(jax.vmap(lambda w: typax.quantize(w, axis=0)), w)
-    forms = {"float32": (jnp.matmul, a, b), "int8, float": (typax.matmul, quantized(a), quantized(b))}
-    forms["int8, dynamic"] = (lambda x, w: typax.matmul(x, w, activations="dynamic"), *forms["int8, float"][1:])
+    x, a, b = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, k), (k, n), (n, k)))
+    quantized = [jax.eval_shape(lambda w: typax.quantize(w, axis=0), w) for w in (a, b)]
+    dynamic = lambda x, w: typax.matmul(x, w, activations="dynamic")
+    forms = {
+        "float32": (jnp.matmul, (a, b)),
+        "int8, float": (typax.matmul, quantized),
+        "int8, dynamic": (dynamic, quantized),
+    }
     layer = lambda product, x, v, w: x + product(jax.nn.gelu(product(x, v)), w)
 
     def scanned(product: Any) -> Callable[..., Any]:
-        return lambda x, v, w: jax.lax.scan(lambda x, p: (layer(product, x, *p), None), x, (v, w))[0]
+        return lambda x, v, w: jax.lax.scan(lambda x, p: (layer(product, x, *p), None), x, (v, w), length=layers)[0]
 
     def unrolled(product: Any) -> Callable[..., Any]:
         def f(x: Any, v: Any, w: Any) -> Any:
@@ -167,16 +170,13 @@ def compiling(arguments: Any, missed: list[str]) -> None:
 
         return f
 
-    def each(w: Any) -> Any:
-        one = jax.eval_shape(lambda w: typax.index(w, 0) if not isinstance(w, jax.Array) else w[0], w)
-        return [one] * layers
-
+    stacked = lambda w: jax.eval_shape(lambda w: typax.stack([w] * layers), w)
     print(f"\n{layers} layers, {k} x {n}, M=64: s to compile, and times float32")
-    for name, way, parts in (("scanned", scanned, lambda w: w), ("unrolled", unrolled, each)):
+    for name, way, parts in (("scanned", scanned, stacked), ("unrolled", unrolled, lambda w: [w] * layers)):
         rounds: dict[str, list[float]] = {form: [] for form in forms}
         for _ in range(arguments.rounds):
-            for form, (f, v, w) in forms.items():
-                lowered = typax.jit(way(f)).lower(x, parts(v), parts(w))
+            for form, (f, of_layer) in forms.items():
+                lowered = typax.jit(way(f)).lower(x, *map(parts, of_layer))
                 start = time.perf_counter()
                 lowered.compile()
                 rounds[form].append(time.perf_counter() - start)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from benchmarks import _measure, eager, jit, lift, load, trace
+from benchmarks import _measure, eager, jit, lift, load, matmul, quantize, trace
 
 
 def arrays(result):
@@ -55,3 +55,14 @@ def test_that_of_lift_prints_a_row_for_each_model(capsys):
     lift.main(["--rounds", "1", "--only", "experts"])
     printed = capsys.readouterr().out
     assert "mixture of experts" in printed and "tracing at most 2 times" in printed and "MiniLM" not in printed
+
+
+def test_products_and_quantizing_print_ratios(capsys):
+    few = ["--rounds", "1", "--calls", "1"]
+    matmul.main([*few, "--shapes", "64x32", "--rows", "2", "8", "--only", "int8", "by 128", "--products-alone"])
+    printed = capsys.readouterr().out
+    assert "64 x 32" in printed and "naive int8" in printed and "nf4" not in printed
+    assert "int4 by 128, float to 8 rows, then bfloat16" in printed and "(0.25)" in printed  # what is wanted, at 8 rows
+    quantize.main([*few, "--shape", "4x128"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in quantize.FORMATS) and quantize.READ in printed

@@ -42,7 +42,8 @@ def same_program(hi, lo, in_order: bool) -> None:
     assert ops(a) == ops(b) and sum(ops(a).values()) > 10
     assert instructions(a) == instructions(b)
     assert a == b or not in_order
-    assert got.memory_analysis().temp_size_in_bytes == want.memory_analysis().temp_size_in_bytes
+    memory, of_hand = (c.memory_analysis().temp_size_in_bytes for c in (got, want))
+    assert memory == of_hand if in_order else memory <= of_hand  # it depends on the order
 
 
 def product(x, q, s):

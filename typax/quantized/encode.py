@@ -16,7 +16,7 @@ from jax import lax
 from typax.quantized import layout, packing, scales
 from typax.quantized.format import Format, Integers
 from typax.quantized.layout import Groups
-from typax.quantized.rounding import entering, nearest, noise, zero_code
+from typax.quantized.rounding import as_float32, entering, flushed, nearest, noise, normal_or_zero, zero_code
 from typax.quantized.scales import over
 
 
@@ -77,10 +77,15 @@ def encode(
     stochastic rounding.
     """
     given = given or {}
-    x = entering(x)
-    rows = layout.split(x, groups, where)
+    x = as_float32(x)
+    raw = layout.split(x, groups, where)
+    x, rows = flushed(x), flushed(raw)
     inner = tuple(range(len(layout.outer_axes(groups)), rows.ndim))
-    bad = scales.spoiled(rows, inner)
+    # reductions are of what enters as it is: XLA would fuse them with what is done to bits, and use no vectors
+    floats = format.scale.of is None and jnp.issubdtype(format.scale_storage, jnp.floating)
+    if not given and choice == Choice() and isinstance(format.codes, Integers) and floats:
+        return _absmax_integers(format, raw, inner)
+    bad = scales.spoiled(raw, inner)
     zero = None
     nested: Any = None
     if "scale" in given:
@@ -96,7 +101,7 @@ def encode(
         if format.scale.dtype != "float32":
             zero = scales.zero_point(format, low, made.scale.astype(jnp.float32))
     else:
-        a = jnp.where(bad, np.float32(0), scales.largest(rows, inner))
+        a = jnp.where(bad, np.float32(0), flushed(scales.largest(raw, inner)))
         if choice.percent is not None:
             counts = _counts(x.shape, groups, inner, rows)
             a = jnp.where(bad, np.float32(0), scales.percentile(rows, inner, choice.percent, counts))
@@ -113,6 +118,15 @@ def encode(
     codes = packed(format, codes, zero, inner)
     scale = nested if nested is not None else _spoil(format.scale.dtype, made.scale, bad)
     return Parts(codes, scale, zero)
+
+
+def _absmax_integers(format: Format, raw: Any, inner: tuple[int, ...]) -> Parts:
+    """The same for integers in units of their largest: of a scale that is infinite all codes are 0."""
+    a, bad = scales.largest_and_spoiled(raw, inner)
+    a = jnp.where(bad, np.float32(jnp.inf), flushed(a))
+    made = scales.held(format, a, inner)
+    codes = nearest(format, made.units(normal_or_zero(raw)))
+    return Parts(packed(format, codes, None, inner), _spoil(format.scale.dtype, made.scale, bad))
 
 
 def _spoil(kind: str, scale: Any, bad: Any) -> Any:

@@ -22,14 +22,33 @@ TINY = np.float32(2.0**-126)
 """The smallest scale: the smallest normal float32."""
 
 
-def entering(x: Any) -> Any:
-    """As float32, each number rounded once, subnormal ones to zeros."""
+MAGIC = np.float32(1.5 * 2.0**23)
+"""Of x + MAGIC, where |x| <= 2^22, the lowest bits are those of the integer nearest to x, ties to even."""
+
+
+def as_float32(x: Any) -> Any:
+    """Each number rounded once."""
     if x.dtype == jnp.bfloat16:
         x = lax.reduce_precision(x, 8, 7)
-    x = x.astype(jnp.float32)
+    return x.astype(jnp.float32)
+
+
+def flushed(x: Any) -> Any:
+    """float32 with subnormal numbers as zeros of their sign."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
-    flushed = lax.bitcast_convert_type(bits & np.uint32(0x80000000), jnp.float32)
-    return jnp.where(bits & np.uint32(0x7F800000) == 0, flushed, x)
+    zero = lax.bitcast_convert_type(bits & np.uint32(0x80000000), jnp.float32)
+    return jnp.where(bits & np.uint32(0x7F800000) == 0, zero, x)
+
+
+def normal_or_zero(x: Any) -> Any:
+    """float32 with 0 for what is subnormal, infinite or NaN."""
+    magnitude = lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF)
+    return jnp.where(magnitude - np.uint32(0x00800000) < np.uint32(0x7F000000), x, np.float32(0))
+
+
+def entering(x: Any) -> Any:
+    """As float32, each number rounded once, subnormal ones to zeros."""
+    return flushed(as_float32(x))
 
 
 def exponent(x: Any) -> Any:
@@ -71,6 +90,9 @@ def nearest(format: Format, y: Any, zero_point: Any = None, noise: Any = None) -
         low, high = (-codes.high if codes.low < 0 else 0, codes.high) if zero_point is None else (codes.low, codes.high)
         span = max(abs(low), high) if zero_point is None else high - low
         y = jnp.clip(y, low if zero_point is None else -span, span)
+        if zero_point is None and noise is None:  # the clip keeps the product before it and this sum apart
+            bits = lax.bitcast_convert_type(y + MAGIC, jnp.int32)
+            return bits.astype(jnp.int8 if codes.low < 0 else jnp.uint8)
         y = jnp.round(y) if noise is None else jnp.floor(y + noise)
         if zero_point is not None:
             y = y + zero_point.astype(jnp.float32)

@@ -35,6 +35,22 @@ def spoiled(rows: Any, inner: Sequence[int]) -> Any:
     return jnp.isnan(jnp.sum(rows * 0.0, axis=tuple(inner)))
 
 
+MANY = 1 << 16
+"""Entries from which on reductions are worth two ways."""
+
+
+def largest_and_spoiled(rows: Any, inner: Sequence[int]) -> tuple[Any, Any]:
+    """The largest magnitude of each row, and `spoiled`, which for many entries is told by a plain sum, and so sooner.
+
+    A sum that is finite has no other terms; one that is not, while the largest magnitude is, has overflowed or met NaN.
+    """
+    a = largest(rows, inner)
+    if rows.size < MANY:
+        return a, spoiled(rows, inner)
+    wrong = ~jnp.isfinite(jnp.sum(rows, axis=tuple(inner)))
+    return a, lax.cond(jnp.any(wrong & (a < jnp.inf)), lambda rows: spoiled(rows, inner), lambda _: wrong, rows)
+
+
 def over(scale: Any, inner: Sequence[int]) -> Any:
     """Scales with axes for those of a row."""
     return jnp.expand_dims(scale, tuple(range(scale.ndim, scale.ndim + len(inner))))
