@@ -196,6 +196,28 @@ def test_a_long_list_of_implementations_is_cut():
         matmul(typax.Rank1(jnp.ones(2), jnp.ones(3)), quantize(X))
 
 
+def test_a_result_is_what_it_is_annotated_to_be():
+    @typax.op(reference=None)
+    def scales(q: QArray) -> Float32[Array, "k"]:
+        return q.scale.astype(jnp.bfloat16)
+
+    @typax.op(reference=None)
+    def rows(q: Float[QArray, "k n"]) -> Float[Array, "n k"]:
+        return dense(q)
+
+    @typax.op(reference=None)
+    def halved(q: QArray) -> QArray:
+        return q.scale
+
+    for f, says in (
+        (scales, r"Float32\[Array, 'k'\], but it gives bfloat16\[2\]"),
+        (rows, r"Float\[Array, 'n k'\], but it gives float32\[2,3\]"),
+        (halved, r"QArray, but it gives float32\[2\]"),
+    ):
+        with pytest.raises(TypeError, match=r"the implementation is annotated to give " + says):
+            jax.jit(f)(quantize(X))
+
+
 def test_ops_have_signatures():
     assert list(inspect.signature(quantize).parameters)[:3] == ["x", "format", "axis"]
     assert list(inspect.signature(matmul).parameters)[:2] == ["a", "b"]

@@ -37,6 +37,14 @@ class Noisy(typax.Value):
 bias = quantize(X[:1, :1].repeat(4, 1))
 
 
+class Signed(typax.Value, name="signed", tangent="componentwise"):
+    sign: Int8[Array, "*batch n"]
+    log: Float32[Array, "*batch n"]
+
+    def dense(self) -> Float32[Array, "*batch n"]:
+        return self.sign * jnp.exp(self.log)
+
+
 def program(x, q, *, rest):
     y = typax.matmul(x, q) + dense(bias)
     return {"q": quantize(y), "both": typax.tup(x, rest["g"]), "y": y, "n": jnp.int32(7)}
@@ -121,6 +129,14 @@ def test_types_and_symbolic_shapes_in_place_of_values():
 
 
 @pytest.mark.core
+def test_what_has_no_tangent_is_read_back_with_derivatives():
+    v = Signed(jnp.array([1, -1], jnp.int8), jnp.array([0.5, 2.0]))
+    read = typax.deserialize(typax.export(jax.jit(dense))(v).serialize(vjp_order=1))
+    g, want = (jax.grad(lambda v: jnp.sum(f(v) ** 2))(v) for f in (read.call, dense))
+    close(g.log, want.log)
+    assert g.sign.dtype == want.sign.dtype == jax.dtypes.float0
+
+
 def test_keys_and_tangent_records():
     v = Noisy(jax.random.key(3), jnp.float32(2.0))
     lr = typax.outer(jnp.ones((4, 2)), jnp.ones((2, 3)))

@@ -174,6 +174,25 @@ def test_values_are_made_by_an_op_where_components_do_not_go_together():
         typax.reshard(v, jax.P(None, "i"))
 
 
+def test_statics_of_ops_other_than_the_defaults_are_tried():
+    @typax.op(reference=lambda x, factor=2.0, sign=1: x * (factor * sign))
+    def scaled(x: Rank1, *, factor: float = 2.0, sign: int = 1) -> Rank1:
+        if sign not in (1, -1):
+            raise ValueError("a sign is 1 or -1")
+        return Rank1(x.u * 2, x.v)
+
+    (cell,) = laws.check(None, [scaled], laws="agrees-with-reference", max_examples=0).failures
+    assert "factor=2.0" not in cell.example and "factor=" in cell.example
+
+
+def test_an_implementation_stands_for_itself_among_ops():
+    @matmul.impl
+    def times(x: Float32[Array, "*b k"], w: Float32[Steps, "k n"]):
+        return x @ typax.dense(w)
+
+    assert [s.name for s in laws.subjects(Steps, [times])] == ["Steps", "matmul(Array, Steps)"]
+
+
 def test_one_cause_is_told_once():
     def fails(x: Float32[Array, "n"]):
         raise ValueError("never with this one")

@@ -45,7 +45,7 @@ def type_to_json(ty: Any) -> dict[str, Any]:
         return out
     if _jax.is_hi(ty):
         raise TypeError(f"{ty} is of a type written by hand, which says nothing of how it is kept; keep its arrays instead")
-    return {"array": str(ty.dtype), "shape": list(ty.shape)}
+    return {"array": _name(ty.dtype), "shape": list(ty.shape)}
 
 
 def type_from_json(data: Any) -> Any:
@@ -212,7 +212,12 @@ def key_dtype(impl: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
-_DTYPES: dict[str, Any] = {
+def _name(dtype: Any) -> str:
+    """Its name in a file: that of what has no tangents is no name of NumPy's."""
+    return "float0" if dtype == _jax.float0 else str(dtype)
+
+
+_DTYPES: dict[str, Any] = {"float0": _jax.float0} | {
     str(jnp.dtype(getattr(jnp, n))): jnp.dtype(getattr(jnp, n))
     for n in ["bool_", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
     + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (2, 4, 8, 16, 32, 64)]

@@ -20,6 +20,7 @@ class Implementation:
     variadic: bool
     statics: dict[str, Any]
     any_static: bool
+    returns: tuple[Pattern, ...] = ()  # what it is annotated to give, of one value
 
     def __str__(self) -> str:
         return show_operands(self.operands)
@@ -30,10 +31,17 @@ class Implementation:
         if len(args) != n and not (self.variadic and len(args) >= n - 1):
             return False
         env: dict[Any, Any] = {}
-        pats = [self.operands[min(i, n - 1)] for i in range(len(args))]
-        if not all(any(match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True)):
-            return False
-        return all(_holds(dim, size, env) for dim, size in env.get(_EXPRESSIONS, ()))
+        return self._bind(args, env) and all(_holds(dim, size, env) for dim, size in env.get(_EXPRESSIONS, ()))
+
+    def _bind(self, args: Sequence[Any], env: dict[Any, Any]) -> bool:
+        pats = [self.operands[min(i, len(self.operands) - 1)] for i in range(len(args))]
+        return all(any(match(p, a, env) for p in ps) for ps, a in zip(pats, args, strict=True))
+
+    def gives(self, args: Sequence[Any], out: Any) -> bool:
+        """Whether the type of the result is as annotated."""
+        env: dict[Any, Any] = {}
+        self._bind(args, env)
+        return not self.returns or any(match(p, out, env) for p in self.returns)
 
     def hi_count(self) -> int:
         return sum(any(_is_value_class(p.cls) for p in ps) for ps in self.operands)
@@ -197,4 +205,6 @@ def read_implementation(name: str, fn: Callable[..., Any], names: Any) -> Implem
             statics[p.name] = p.default
         else:
             any_static = True
-    return Implementation(fn, tuple(operands), variadic, statics, any_static)
+    returns = _axes.patterns(hints.get("return", Any), f"{name}: the result")
+    told = all(_is_value_class(p.cls) or (p.cls is jax.Array and p.axes is not None) for p in returns)
+    return Implementation(fn, tuple(operands), variadic, statics, any_static, returns if told else ())

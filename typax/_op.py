@@ -390,6 +390,12 @@ class OpApplication(Overridden):
                     f"which is not a value"
                 )
             self.out_like = tuple(_jax.typeof(x) for x in flat)
+            if len(flat) == 1 and flat[0] is out and not self.impl.gives(self.tree.unflatten(self.in_tys), self.out_like[0]):
+                wanted = " | ".join(p.text for p in self.impl.returns)
+                raise TypeError(
+                    f"{self.name} {self.impl}: the implementation is annotated to give {wanted}, but it gives "
+                    f"{self.out_like[0]}"
+                )
             split = [
                 component_leaves(x) if isinstance(t, ValueType) else [x] for t, x in zip(self.out_like, flat, strict=True)
             ]

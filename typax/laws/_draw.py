@@ -102,6 +102,17 @@ def calls_of(draw: Any, op: Any, impl: Any, o: _Options, narrow: Mapping[str, An
     names = _parameters(impl)
     if unknown := narrow.keys() - {*names, *impl.statics, *_axis_names(impl)}:
         raise TypeError(f"{op.name} {impl} has no {', '.join(sorted(unknown))} to narrow")
+    others = _other_statics(impl) if o.profile == "statics" else {}
+    for some in [others, *({k: v} for k, v in others.items())] if others else ():  # all, else one
+        try:  # which of them an op admits is known by trying
+            call = _draw_call(draw, op, impl, o, {**some, **narrow}, owner)
+            jax.eval_shape(call.run, *call.args)
+        except NotApplicable:
+            raise
+        except Exception:
+            continue
+        if _fits(call):
+            return call
     drawn = []
     for alike in range(3):  # where sizes that differ do not fit, as of a matrix that is to be square
         try:
@@ -139,6 +150,14 @@ def _draw_call(draw: Any, op: Any, impl: Any, o: _Options, narrow: Mapping[str, 
         raise NotApplicable("its statics are parameters of a primitive; give examples: examples={op: ...}")
     first, *others = zip(*rows, strict=True)
     return Call(op, tuple(first), tuple(map(tuple, others)), statics)
+
+
+def _other_statics(impl: Any) -> dict[str, Any]:
+    """Statics other than the defaults."""
+    hints = getattr(impl.fn, "__annotations__", {})
+    known = {k: v for k, v in impl.statics.items() if v is not MISSING and v is not _EMPTY}
+    others = {k: next((o for o in _others(v, hints.get(k)) if o != v), v) for k, v in known.items()}
+    return {k: o for k, o in others.items() if o != known[k]}
 
 
 def _fits(call: Call) -> bool:
@@ -453,7 +472,7 @@ def _others(default: Any, hint: Any) -> Any:
     if isinstance(default, int):  # 32 in a group -> 16, 8 bits -> 4, axis -1 -> -2
         return [default // 2 if default >= 4 and default % 2 == 0 else default - 1 if default < 0 else default + 1]
     if isinstance(default, float):
-        return [default / 2 + 1]
+        return [default / 2 + 1, default + 1]
     return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else []
 
 

@@ -48,7 +48,7 @@ def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> 
         if (hand := _by_hand(item)) is not None:
             out.append(_hand_subject(hand, given))
             continue
-        op, impls = (item, item.impls) if isinstance(item, Op) else (item[0], [item[1]])
+        op, impls = (item, item.impls) if isinstance(item, Op) else _added(item) or (item[0], [item[1]])
         if op in given:
             out.append(_op_subject(op, None, given[op], cls, makers))
             continue
@@ -121,7 +121,12 @@ def written_by_hand(space: Any) -> list[type]:
 
 def _by_hand(item: Any) -> ByHand | None:
     fn, ref = item if isinstance(item, tuple) else (item, None)
-    return None if isinstance(fn, Op) else ByHand(fn, ref)
+    return None if isinstance(fn, Op) or _added(item) else ByHand(fn, ref)
+
+
+def _added(item: Any) -> tuple[Op, list[Any]] | None:
+    """The op to which a function was added as an implementation, and that."""
+    return next(((op, [i]) for op in list(every) for i in op.impls if i.fn is item), None)
 
 
 def _hand_subject(op: ByHand, given: Any) -> Subject:
