@@ -128,6 +128,15 @@ def test_types_and_symbolic_shapes_in_place_of_values():
         typax.export(quantize)(specs[0]).serialize()
 
 
+def test_a_large_product_of_as_many_rows_as_there_will_be():
+    (b,) = jax.export.symbolic_shape("b")
+    w = quantize(jnp.sin(jnp.arange(600.0 * 500)).reshape(500, 600))
+    f = lambda x, w: typax.matmul(x, typax.transpose(w, permutation=(1, 0)))
+    made = typax.export(jax.jit(f))(jax.ShapeDtypeStruct((b, 600), jnp.float32), w)
+    x = jnp.cos(jnp.arange(1800.0)).reshape(3, 600)
+    close(made.call(x, w), x @ dense(w).T, 1e-4)
+
+
 @pytest.mark.core
 def test_what_has_no_tangent_is_read_back_with_derivatives():
     v = Signed(jnp.array([1, -1], jnp.int8), jnp.array([0.5, 2.0]))

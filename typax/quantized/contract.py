@@ -167,12 +167,12 @@ def _contracted(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, 
 
 
 def _is_large(rows: Rows) -> bool:
-    return math.prod(rows.words.shape) * 8 // rows.format.bits > BLOCK
+    return rounding.exceeds(rows.words.shape, BLOCK * rows.format.bits // 8)
 
 
 def large(q: Any) -> bool:
     """Whether products with a quantized array decode it by blocks, here, and not by what its own class may know."""
-    return math.prod(q.shape) > BLOCK and not _sharded(*q.components()[:2])
+    return rounding.exceeds(q.shape, BLOCK) and not _sharded(*q.components()[:2])
 
 
 def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], way: _Way) -> Any:
@@ -181,7 +181,11 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
     summed, kept = ([n for n in rows.labels if (n in wanted) == k] for k in (False, True))
     own = [n for n in labels if n not in both]
     plain = rows.zero_point is None and rows.offset is None and rows.format.scale.dtype != "e8m0"
-    if not (plain and _is_large(rows) and x.size and x.dtype == jnp.float32) or both & set(wanted) or _sharded(x, rows):
+    if (
+        not (plain and _is_large(rows) and rounding.exceeds(x.shape, 0) and x.dtype == jnp.float32)
+        or both & set(wanted)
+        or _sharded(x, rows)
+    ):
         return None
     outer, width = rows.outer, rows.words.shape[-1] * 8 // rows.format.bits
     folds = bool(outer) and all(n in summed for n in outer)

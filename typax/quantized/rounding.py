@@ -9,6 +9,8 @@ What a compiler may do with a program must not change a code, so each step is on
 * bfloat16 is rounded on entry, since a producer that is fused with this one may give more bits.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +26,11 @@ TINY = np.float32(2.0**-126)
 
 MAGIC = np.float32(1.5 * 2.0**23)
 """Of x + MAGIC, where |x| <= 2^22, the lowest bits are those of the integer nearest to x, ties to even."""
+
+
+def exceeds(shape: Sequence[Any], most: int) -> bool:
+    """Whether an array has more entries; of one with a symbolic size it is not known."""
+    return all(isinstance(n, int) for n in shape) and math.prod(shape) > most
 
 
 def as_float32(x: Any) -> Any:

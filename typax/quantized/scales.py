@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from typax.quantized.format import Floats, Format, Integers
-from typax.quantized.rounding import TINY, by_reciprocal, nearest, number, scaled, times_power
+from typax.quantized.rounding import TINY, by_reciprocal, exceeds, nearest, number, scaled, times_power
 
 EXPONENTS = ("floor", "even", "ceil", "rceil")
 SHRINKS = tuple(np.float32(1 - i / 64) for i in range(40))
@@ -45,7 +45,7 @@ def largest_and_spoiled(rows: Any, inner: Sequence[int]) -> tuple[Any, Any]:
     A sum that is finite has no other terms; one that is not, while the largest magnitude is, has overflowed or met NaN.
     """
     a = largest(rows, inner)
-    if rows.size < MANY:
+    if not exceeds(rows.shape, MANY - 1):
         return a, spoiled(rows, inner)
     wrong = ~jnp.isfinite(jnp.sum(rows, axis=tuple(inner)))
     return a, lax.cond(jnp.any(wrong & (a < jnp.inf)), lambda rows: spoiled(rows, inner), lambda _: wrong, rows)
