@@ -32,8 +32,8 @@ def _for_lift(op: Any, key: Any, tree: Any, tys: Sequence[Any], statics: dict[st
 def _again(app: Any, eqn: Any, operands: list[Any], hi: list[bool], record: Record, modes: Modes, paths: Paths) -> Any:
     if not isinstance(app, OpApplication):
         return NotImplemented
-    if app.op.within_lift is not None:
-        return app.op.within_lift.run(operands, record, modes, paths)
+    if app.op._within_lift is not None:
+        return app.op._within_lift.run(operands, record, modes, paths)
     op, types = app.op, tuple(map(_jax.typeof, operands))
     args, statics = app.tree.unflatten(operands), getattr(app, "all_statics", app.statics)
     impl = op.choose(app.tree.unflatten(types)) if any(hi) else None

@@ -158,7 +158,7 @@ def _within(program: _Program, operands: list[Any], record: Any, modes: Modes, p
     """A program within one that is being traced to be lifted: it stays one, until values are there."""
     jaxpr, consts = _jax.separate_consts(program.jaxpr)
     op = Op(_jax.eval_jaxpr_fun(jaxpr), program.name)
-    op.within_lift = _interpret.Within(jaxpr, record, modes, paths and [*(None,) * len(consts), *paths])
+    op._within_lift = _interpret.Within(jaxpr, record, modes, paths and [*(None,) * len(consts), *paths])
     return op(*consts, *operands)
 
 

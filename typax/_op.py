@@ -63,7 +63,7 @@ class Op:
         self.__name__ = self.__qualname__ = self.name = name
         self.within = within
         """How far a result may be from that of the reference; see `op`."""
-        self.within_lift: Any = None  # of a program that is lifted within another: a `_interpret.Within`
+        self._within_lift: Any = None  # of a program that is lifted within another: a `_interpret.Within`
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
         self.reference: Any = _jaxpr.binder(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
@@ -283,7 +283,7 @@ class Op:
             return Refused(*refusal.args)
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
-        """For the interpreter: the result on these operands, ``NotImplemented`` if no implementation fits, or `Declined`.
+        """For the interpreter: the result on these operands, ``NotImplemented`` if no implementation fits, or ``Declined``.
 
         Of the ``options``, the implementation is given those that it has a keyword for.
         """

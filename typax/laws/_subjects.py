@@ -22,7 +22,8 @@ class Subject:
     """What a law is checked on: a class, or an op with one of its implementations; and how its examples are drawn.
 
     ``kind`` is ``"type"`` or ``"op"``, ``name`` that of its column, ``what`` the class or op; ``draw`` makes a strategy of
-    examples, ``given`` holds those that are not drawn.
+    examples, ``given`` holds those that are not drawn, ``made`` the classes whose values an op makes, ``without`` the kinds
+    of examples that there are known to be none of.
     """
 
     kind: Literal["type", "op"]
@@ -30,8 +31,8 @@ class Subject:
     what: Any
     draw: Callable[[_draw._Options], Any]
     given: tuple[Any, ...] | None = None
-    made: tuple[type, ...] = ()  # classes whose values an op makes
-    without: set[Any] = field(default_factory=set, compare=False)  # kinds of examples that it is known to have none of
+    made: tuple[type, ...] = ()
+    without: set[Any] = field(default_factory=set, compare=False)
 
 
 def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> list[Subject]:
