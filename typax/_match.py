@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import InconclusiveDimensionOperation
 
 from typax import _axes
 from typax._axes import Pattern
@@ -43,7 +44,7 @@ class Implementation:
         self._bind(args, env)
         try:
             return not self.returns or any(match(p, out, env) for p in self.returns)
-        except jax.core.InconclusiveDimensionOperation:  # of symbolic sizes, which may be equal
+        except InconclusiveDimensionOperation:  # of symbolic sizes, which may be equal
             return True
 
     def hi_count(self) -> int:
