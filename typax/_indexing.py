@@ -352,6 +352,9 @@ def _show_index(entries: Sequence[Any]) -> str:
 def take(a: Any, indices: Any, axis: int | None = None, **kwargs: Any) -> Any:
     """``jnp.take`` for values, along a batch axis.
 
+    An index out of range fills each component as it fills an array of its dtype (NaN, the least integer, True), so that what
+    is stood for is NaN where a float of the type, such as a scale, makes it so; ``mode="clip"`` or ``"wrap"`` fills nothing.
+
     Raises:
       TypeError: without an axis, or for a named axis.
     """
