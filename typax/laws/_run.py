@@ -152,7 +152,7 @@ class _Run:
         """What to do where components that were drawn one by one may not fit each other."""
         tys = jax.tree.leaves(types(example.value if isinstance(example, Values) else example.args))
         drawn = [t.decl.cls for t in tys if isinstance(t, ValueType)] if self.subject.given is None else []
-        names = [c.__name__ for c in drawn if (hidden(c) or _has_codes(c)) and c not in self.subject.made]
+        names = [c.__name__ for c in drawn if hidden(c) and c not in self.subject.made]
         return (
             f"; if not all components fit each other, say how values are made: examples={{{names[0]}: op}}" if names else ""
         )
@@ -197,12 +197,6 @@ class _Run:
         except Unsatisfiable:
             self.subject.without.add(o)
             self.reason = self.reason or "no example that fits the declaration was found; give some: examples=..."
-
-
-def _has_codes(cls: Any) -> bool:
-    """Whether a component is of integers alone, of which not all may mean something."""
-    ps = [p for c in cls._declaration.components for p in c.patterns if p.cls is jax.Array and p.dtypes]
-    return any(all(jax.numpy.issubdtype(d, jax.numpy.integer) for d in p.dtypes if d != "prng_key") for p in ps)
 
 
 def one_line(e: BaseException) -> str:
