@@ -16,6 +16,11 @@ def is_raw(aval: Any) -> bool:
     return _jax.is_hi(aval) and not getattr(aval, "is_declared", False)
 
 
+def undeclared(name: str, aval: Any, instead: str) -> TypeError:
+    """The error of what typax does with declared types only."""
+    return TypeError(f"typax.{name}: {aval} is no declared type (a class of typax.Value); {instead}")
+
+
 def has_axes(aval: Any) -> bool:
     """Whether a type written by hand has axes and a dtype: those of its tangents, if these are arrays."""
     try:

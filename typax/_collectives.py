@@ -15,6 +15,7 @@ import jax
 from jax import lax
 
 from typax import _jax
+from typax._byhand import undeclared
 from typax._indexing import _batch_axis, on_each
 from typax._moves import unshare
 from typax._op import Op
@@ -29,7 +30,7 @@ def _mapped(x: Any, one: Any) -> Any:
 def _declared(name: str, value: Any) -> ValueType:
     ty = _jax.typeof(value)
     if not isinstance(ty, ValueType):
-        raise TypeError(f"typax.{name}: {ty} is no declared type (a class of typax.Value); send its arrays")
+        raise undeclared(name, ty, "send its arrays")
     return ty
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from typax import _jax
-from typax._byhand import axes_type, has_axes, is_raw, own_spec
+from typax._byhand import axes_type, has_axes, is_raw, own_spec, undeclared
 from typax._indexing import batch_sizes, concatenate, index, merge_axes, split_axis, stack, take
 from typax._structural import pack_open
 from typax._type import ValueType
@@ -220,9 +220,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     elems = _packed(elems)
     leaves, tree = jax.tree.flatten(elems)
     if raw := [x for x in leaves if is_raw(_jax.typeof(x))]:
-        raise TypeError(
-            f"typax.associative_scan: {_jax.typeof(raw[0])} is no declared type (a class of typax.Value); scan its arrays"
-        )
+        raise undeclared("associative_scan", _jax.typeof(raw[0]), "scan its arrays")
     sizes = {_jax.typeof(x).shape[axis] for x in leaves}
     if len(sizes) != 1:
         tys = ", ".join(str(_jax.typeof(x)) for x in leaves)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from typax import _jax, _repairs
+from typax._byhand import undeclared
 from typax._moves import broadcast_batch, permute_batch, unshare
 from typax._prim import Application
 from typax._structural import Derived, by_components, leaf_types, made, over_components, over_views, pack_open
@@ -32,7 +33,7 @@ def _type(name: str, value: Any) -> Any:
     if isinstance(ty, ValueType):
         return ty
     if _jax.is_hi(ty):
-        raise TypeError(f"typax.{name}: {ty} is no declared type (a class of typax.Value); apply its own primitives")
+        raise undeclared(name, ty, "apply its own primitives")
     return None
 
 

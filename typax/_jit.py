@@ -132,9 +132,12 @@ class Jitted:
             per[self.key] = Flat(traced, self.options, self.shardings)
         return per[self.key]
 
+    def _is_static(self, i: int, n: int) -> bool:
+        """Whether the argument at ``i`` of ``n`` is."""
+        return i in self.nums or i - n in self.nums
+
     def _refuse_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        n = len(args)
-        static = [x for i, x in enumerate(args) if i in self.nums or i - n in self.nums]
+        static = [x for i, x in enumerate(args) if self._is_static(i, len(args))]
         static += [x for k, x in kwargs.items() if k in self.names]
         if found := [x for x in jax.tree.leaves(static) if _jax.is_hi_value(x)]:
             raise TypeError(
@@ -144,8 +147,7 @@ class Jitted:
 
     def dynamic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of what is not static."""
-        n = len(args)
-        own = [x for i, x in enumerate(args) if i not in self.nums and i - n not in self.nums]
+        own = [x for i, x in enumerate(args) if not self._is_static(i, len(args))]
         return jax.tree.leaves((own, {k: v for k, v in kwargs.items() if k not in self.names}))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ import jax
 
 from typax import _jax
 from typax._axes import Pattern
-from typax._match import Implementation, match, stack_of_one
+from typax._match import Implementation, is_one, match, stack_of_one
 from typax._type import fits_class
 
 SHOWN = 4  # implementations that a message lists
@@ -29,12 +29,7 @@ def show(args: Any) -> str:
 
 
 def _show_one(arg: Any) -> str:
-    return str(arg) if _is_one(arg) else str(jax.tree.map(str, arg))
-
-
-def _is_one(arg: Any) -> bool:
-    leaves = jax.tree.leaves(arg)
-    return len(leaves) == 1 and leaves[0] is arg
+    return str(arg) if is_one(arg) else str(jax.tree.map(str, arg))
 
 
 def _reasons(name: str, impls: Sequence[Implementation], args: Sequence[Any]) -> Iterator[str]:
@@ -78,7 +73,7 @@ def _unfit(patterns: Sequence[Pattern], arg: Any) -> str:
     p = next((p for p in patterns if p.cls is jax.Array), None)
     if p is None:
         return ""
-    if not _is_one(arg):
+    if not is_one(arg):
         return f"a {type(arg).__name__} is not an array; make it one with jnp.asarray"
     if _jax.is_hi(arg) or not fits_class(p.cls, arg):
         return ""

@@ -47,6 +47,11 @@ every: "weakref.WeakSet[Op]" = weakref.WeakSet()
 """All ops that there are."""
 
 
+def by_name() -> list["Op"]:
+    """All ops that there are, by name."""
+    return sorted(every, key=lambda op: op.name)
+
+
 class Op:
     """Made by `typax.op`. Call it on values; add implementations with `Op.impl`.
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from typax import _jax
-from typax._byhand import is_raw
+from typax._byhand import is_raw, undeclared
 from typax._indexing import on_each
 from typax._prim import Cache
 from typax._spec import OnMesh, Pspec, on_mesh
@@ -44,7 +44,7 @@ def _placed(name: str, fn: Callable[[Any, Any], Any], value: Any, where: Any) ->
     """``fn(component, its sharding)`` of each component, as one op."""
     ty = _jax.typeof(value)
     if not isinstance(ty, ValueType):
-        raise TypeError(f"typax.{name}: {ty} is no declared type (a class of typax.Value); place its arrays")
+        raise undeclared(name, ty, "place its arrays")
     leaves, dense = _leaf_shardings(ty, where)
     key = (name, *leaves, dense)
     return on_each(key, [value], lambda j, xs, _: fn(xs[0], leaves[j]), ty.masks, lambda xs, _: fn(xs[0], dense))

@@ -23,7 +23,7 @@ import rich.progress
 import rich.table
 
 from typax import laws
-from typax._op import Op, every
+from typax._op import Op, by_name
 
 _MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
 
@@ -99,7 +99,7 @@ def _subjects(space: Any, name: str, ops: tuple[str, ...], examples: Any) -> lis
 
 def _op_named(space: Any, name: str) -> Any:
     """An op of the module, or another one by its name."""
-    alike = [op for op in sorted(every, key=lambda op: op.name) if op.name == name.rpartition(".")[2]]
+    alike = [op for op in by_name() if op.name == name.rpartition(".")[2]]
     found = getattr(space, name, alike[0] if alike else None)
     if not isinstance(found, Op):
         raise click.UsageError(f"{space.__name__} has no op {name}, and typax neither")

@@ -10,7 +10,7 @@ import jax
 from hypothesis.strategies import SearchStrategy
 
 from typax import _jax
-from typax._op import Op, every
+from typax._op import Op, by_name, every
 from typax._value import Value
 from typax.laws import _draw
 from typax.laws._calls import ByHand
@@ -45,11 +45,11 @@ def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> 
     makers = tuple((k, v) for k, v in given.items() if isinstance(k, type) and callable(v) and not _is_strategy(v))
     given = {k: v for k, v in given.items() if (k, v) not in makers}
     out = [] if cls is None else [_type_subject(cls, given.get(cls), makers)]
-    for item in ops:
+    for item in map(_added, ops):
         if (hand := _by_hand(item)) is not None:
             out.append(_hand_subject(hand, given))
             continue
-        op, impls = (item, item.impls) if isinstance(item, Op) else _added(item) or (item[0], [item[1]])
+        op, impls = (item, item.impls) if isinstance(item, Op) else (item[0], [item[1]])
         if op in given:
             out.append(_op_subject(op, None, given[op], cls, makers))
             continue
@@ -98,7 +98,7 @@ def in_module(space: Any, target: Any = None, ops: Sequence[Any] | None = None, 
     """
     members = vars(space).values()
     own = list(dict.fromkeys(v for v in members if isinstance(v, Op))) if ops is None else list(ops)
-    others = [op for op in sorted(every, key=lambda op: op.name) if op not in own] if ops is None else []
+    others = [op for op in by_name() if op not in own] if ops is None else []
     added = [(op, i) for op in others for i in op.impls if i.fn.__module__ == space.__name__]
     if isinstance(target, Op):
         return subjects(None, [target, *(ops or ())], examples)
@@ -106,7 +106,7 @@ def in_module(space: Any, target: Any = None, ops: Sequence[Any] | None = None, 
         if ops is None:
             own = [op for op in own if any(concerns(i, target) or gives(i, target) for i in op.impls)]
         return subjects(target, [*own, *(a for a in added if concerns(a[1], target))], examples)
-    here = [c for c in members if isinstance(c, type) and c.__module__ == space.__name__]
+    here = _classes(space)
     classes = [c for c in here if issubclass(c, Value)]
     if examples is None or isinstance(examples, Mapping):
         examples = {**conversions(classes, own), **(examples or {})}
@@ -116,18 +116,21 @@ def in_module(space: Any, target: Any = None, ops: Sequence[Any] | None = None, 
 
 def written_by_hand(space: Any) -> list[type]:
     """The classes of a module whose values have a hi type that is written by hand."""
-    here = [c for c in vars(space).values() if isinstance(c, type) and c.__module__ == space.__name__]
-    return [c for c in here if _jax.is_hi_class(c) and not issubclass(c, Value)]
+    return [c for c in _classes(space) if _jax.is_hi_class(c) and not issubclass(c, Value)]
+
+
+def _classes(space: Any) -> list[type]:
+    return [c for c in vars(space).values() if isinstance(c, type) and c.__module__ == space.__name__]
 
 
 def _by_hand(item: Any) -> ByHand | None:
     fn, ref = item if isinstance(item, tuple) else (item, None)
-    return None if isinstance(fn, Op) or _added(item) else ByHand(fn, ref)
+    return None if isinstance(fn, Op) else ByHand(fn, ref)
 
 
-def _added(item: Any) -> tuple[Op, list[Any]] | None:
-    """The op to which a function was added as an implementation, and that."""
-    return next(((op, [i]) for op in list(every) for i in op.impls if i.fn is item), None)
+def _added(item: Any) -> Any:
+    """Of a function that was added to an op as an implementation, both; what else is given as it is."""
+    return next(((op, i) for op in list(every) for i in op.impls if i.fn is item), item)
 
 
 def _hand_subject(op: ByHand, given: Any) -> Subject:

@@ -161,7 +161,12 @@ def _contracted(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, 
     if summed and kept:  # a loop along the shorter side
         over = min((summed, kept), key=lambda ns: math.prod(size[n] for n in ns))
         return _loop(x, labels, rows, wanted, way, over[0])
-    if _is_large(rows) and way.activations in ("float", "bfloat16") and rows.outer and not _sharded(x, rows):
+    if (
+        _is_large(rows)
+        and way.activations in ("float", "bfloat16")
+        and rows.outer
+        and not layout.sharded(x, rows.words, rows.scale)
+    ):
         return _loop(x, labels, rows, wanted, way, max(rows.outer, key=lambda n: size[n]))
     return _contracted_block(x, labels, rows, wanted, way)
 
@@ -172,7 +177,7 @@ def _is_large(rows: Rows) -> bool:
 
 def large(q: Any) -> bool:
     """Whether products with a quantized array decode it by blocks, here, and not by what its own class may know."""
-    return rounding.exceeds(q.shape, BLOCK) and not _sharded(*q.components()[:2])
+    return rounding.exceeds(q.shape, BLOCK) and not layout.sharded(*q.components()[:2])
 
 
 def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], way: _Way) -> Any:
@@ -184,7 +189,7 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
     if (
         not (plain and _is_large(rows) and rounding.exceeds(x.shape, 0) and x.dtype == jnp.float32)
         or both & set(wanted)
-        or _sharded(x, rows)
+        or layout.sharded(x, rows.words, rows.scale)
     ):
         return None
     outer, width = rows.outer, rows.words.shape[-1] * 8 // rows.format.bits
@@ -223,11 +228,6 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
     return jnp.transpose(y, [[*own, *kept].index(n) for n in wanted])
 
 
-def _sharded(*xs: Any) -> bool:
-    arrays = [a for x in xs for a in ((x.words, x.scale) if isinstance(x, Rows) else (x,))]
-    return any(p is not None for a in arrays for p in jax.typeof(a).sharding.spec)
-
-
 def _times(y: Any, labels: Sequence[int], rows: Rows) -> Any:
     """``y`` times the scales, of which all axes are among its own."""
     order = sorted(range(rows.scale.ndim), key=lambda i: labels.index(rows.labels[i]))
@@ -243,13 +243,13 @@ def _loop(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -
     n = rows.words.shape[0]
     per = math.prod(rows.words.shape[1:]) * 8 // rows.format.bits
     alone = any(m in wanted for m in rows.outer) and any(m not in wanted for m in rows.outer)
-    step = 1 if alone else max(d for d in range(1, n + 1) if n % d == 0 and (d == 1 or d * per <= BLOCK)) if n else 1
+    step = 1 if alone else layout.divisor(n, BLOCK // per if per else n)
     in_x = label in labels
     k = labels.index(label) if in_x else 0
     inside = tuple(m for m in wanted if m != label)
     if n == 0 or (step == n and not alone):
         return _contracted_block(x, labels, rows, wanted, way)
-    if _sharded(x, rows):
+    if layout.sharded(x, rows.words, rows.scale):
         raise Refused("a loop over a sharded axis")
 
     def block(x: Any, rows: Rows) -> Any:

@@ -79,11 +79,7 @@ def bfloats(format: Format, zero_point: bool) -> Callable[[Any], list[Any]] | No
     if found is None:
         return None
 
-    def converted(words: Any) -> list[Any]:
-        pieces, unit = found(words)
-        return [p.astype(jnp.bfloat16) * jnp.bfloat16(unit) if unit != 1 else p.astype(jnp.bfloat16) for p in pieces]
-
-    return converted
+    return lambda words: _floats(*found(words), jnp.bfloat16)
 
 
 def as_int8(table: Table) -> tuple[np.ndarray, float]:
@@ -367,11 +363,11 @@ def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     int8: Any = integers(weights.format, weights.zero_point)
     if weights.by == "kn":
         return _converted_rows(x, words, scale)
-    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w)), jnp.float32, BLOCK // 4)
+    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w), jnp.float32), jnp.float32, BLOCK // 4)
 
 
-def _floats(pieces: list[Any], unit: float) -> list[Any]:
-    return [p.astype(jnp.float32) * np.float32(unit) if unit != 1 else p.astype(jnp.float32) for p in pieces]
+def _floats(pieces: list[Any], unit: float, dtype: Any) -> list[Any]:
+    return [p.astype(dtype) * jnp.dtype(dtype).type(unit) if unit != 1 else p.astype(dtype) for p in pieces]
 
 
 def _converted_rows(x: Any, words: Any, scale: Any) -> Any:

@@ -85,6 +85,16 @@ def reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:
     return jax.lax.reshape(x, shape) if spec is None else jax.lax.reshape(x, shape, out_sharding=spec)
 
 
+def sharded(*arrays: Any) -> bool:
+    """Whether an axis of one of them is partitioned."""
+    return any(part is not None for a in arrays for part in jax.typeof(a).sharding.spec)
+
+
+def divisor(n: int, most: int) -> int:
+    """The largest divisor of ``n`` that is at most ``most``, or 1."""
+    return max((d for d in range(1, min(n, most) + 1) if n % d == 0), default=1)
+
+
 def whole_groups(what: Any, a: int, n: int, g: int, part: Any, mesh: Any, where: str) -> None:
     """Raise a TypeError if shards of axis ``a``, partitioned by ``part``, are no whole number of groups."""
     shards = 1

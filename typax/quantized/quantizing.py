@@ -21,6 +21,7 @@ from typax.quantized import axes, layout
 from typax.quantized.axes import Held, held
 from typax.quantized.encode import Choice, Parts, encode
 from typax.quantized.format import Format, format_of
+from typax.quantized.rounding import exceeds
 from typax.quantized.types import Quantized, build, in_units
 
 
@@ -152,7 +153,7 @@ def _(q: Float[Quantized, "*batch n"], given: dict, *, format: Format, axis: Any
 def _requantize(q: Any, given: Any, format: Format, axis: Any, group: Any, choice: Choice) -> Any:
     groups = _groups(q.ndim, format, axis, group, choice, "requantize")
     x = held(q)
-    found = None if given or format.scale.of is not None or _sharded(x) else _blocks(x, groups)
+    found = None if given or format.scale.of is not None or layout.sharded(x.codes) else _blocks(x, groups)
     if found is None:
         parts = encode(format, x.dense(), groups, choice, given, "requantize")
         return build(format, groups, x.shape, parts, x.dtype)
@@ -174,19 +175,15 @@ def _requantize(q: Any, given: Any, format: Format, axis: Any, group: Any, choic
 
 def _blocks(x: Held, groups: layout.Groups) -> tuple[int, int] | None:
     """An axis to go along, and by how many entries, in whole groups before and after; ``None`` if there is none."""
+    if not exceeds(x.shape, BLOCK):
+        return None
     size, best = math.prod(x.shape), None
     for a, (n, old, new) in enumerate(zip(x.shape, x.groups, groups, strict=True)):
         unit = math.lcm(max(old, 1), max(new, 1))
         nested = isinstance(x.scale, Held) and old and x.scale.groups[x.outer.index(a)] > 1
-        if new == 0 or nested or n % unit or size <= BLOCK:
+        if new == 0 or nested or n % unit:
             continue
-        step = unit * max(
-            d for d in range(1, n // unit + 1) if n // unit % d == 0 and (d == 1 or d * unit * size <= BLOCK * n)
-        )
+        step = unit * layout.divisor(n // unit, BLOCK * n // (unit * size))
         if step < n and (best is None or step * x.shape[best[0]] < best[1] * n):
             best = a, step
     return best
-
-
-def _sharded(x: Held) -> bool:
-    return any(p is not None for p in jax.typeof(x.codes).sharding.spec)

@@ -298,8 +298,11 @@ def codes_of(q: Any) -> Any:
 
 def scale_of(q: Any) -> Any:
     """The scales as an array, as they are held, with axes for those of a row."""
-    nested = isinstance(q._type.leaves[1], ValueType)
-    return _over_rows(q, dense(q.scale) if nested else q.scale)
+    return _over_rows(q, _scale(q))
+
+
+def _scale(q: Any) -> Any:
+    return dense(q.scale) if isinstance(q._type.leaves[1], ValueType) else q.scale
 
 
 def _over_rows(q: Any, s: Any) -> Any:
@@ -309,8 +312,7 @@ def _over_rows(q: Any, s: Any) -> Any:
 def numbers(q: Any, dtype: Any) -> Any:
     """What the rows stand for."""
     zero, offset = getattr(q, "zero_point", None), getattr(q, "offset", None)
-    scale = dense(q.scale) if isinstance(q._type.leaves[1], ValueType) else q.scale
-    return decode(q._type.of_format, codes_of(q), scale, zero, offset, dtype)
+    return decode(q._type.of_format, codes_of(q), _scale(q), zero, offset, dtype)
 
 
 def decode(format: Format, codes: Any, scale: Any, zero_point: Any, offset: Any, dtype: Any) -> Any:
