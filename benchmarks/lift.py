@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import typax
-from benchmarks._measure import measure
+from benchmarks._measure import machine, measure
 from benchmarks._models import MODELS, Model
 
 SHAPES = ((1, 32), (64, 32), (8, 256))  # sentences, tokens
@@ -85,7 +85,7 @@ def of_minilm(rounds: int) -> bool:
         "int8": (typax.jit(typax.lift(f, "allow")), small),
         "dynamic": (typax.jit(typax.lift(f, "allow", activations="dynamic")), small),
     }
-    print(f"{'MiniLM, 22.7 M parameters':28}{'float32':>12}{'int8':>11}{'dynamic':>11}")
+    print(f"{'MiniLM, 22.6 M parameters':28}{'float32':>12}{'int8':>11}{'dynamic':>11}")
     good = True
     for n, t in SHAPES:
         args = jnp.ones((n, t), jnp.int32), jnp.ones((n, t), jnp.int32)
@@ -104,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="the models with this in their name")
     arguments = parser.parse_args(argv)
-    print(f"JAX {jax.__version__}, {jax.devices()[0].platform}: warm calls as a ratio to float32, and the time to trace.")
+    print(f"JAX {jax.__version__}, {jax.devices()[0].platform}, {machine()}.")
+    print("Warm calls as a ratio to float32, and the time to trace.")
     print(f"Medians of {arguments.rounds} interleaved rounds.\n")
     good = True
     if arguments.only in "minilm":

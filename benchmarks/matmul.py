@@ -75,7 +75,7 @@ def one_table(k: int, n: int, arguments: Any, missed: list[str]) -> None:
     w = normal(0, k, n)
     of_floats, dense = jax.jit(jnp.matmul), typax.jit(naive)
     names = [name for name in TABLE if any(o in name for o in arguments.only)]
-    print(f"\n{k} x {n}" + "".join(f"{f'M={m}':>16}" for m in arguments.rows), flush=True)
+    print(f"\n{f'{k} x {n}':44}" + "".join(f"{f'M={m}':>16}" for m in arguments.rows), flush=True)
     found: dict[str, list[str]] = {"float32, ms": [], **{name: [] for name in names}}
     values = {name: typax.quantize(w, TABLE[name][0], **TABLE[name][1]) for name in names}
     for m in arguments.rows:
@@ -94,19 +94,23 @@ def one_table(k: int, n: int, arguments: Any, missed: list[str]) -> None:
         for name in functions:
             wanted = TABLE[name][3][at] if name in TABLE and m in ROWS else None
             found.setdefault(name, []).append(_cell(times, name, wanted, f"{name}, {k}x{n}, M={m}", missed))
-    for name, row in found.items():
-        print(f"{name:44}" + "".join(f"{c:>16}" for c in row))
+    show(found)
 
 
-def _cell(times: Times, name: str, wanted: float | None, where: str, missed: list[str], base: str = "float32, ms") -> str:
-    if name == base:
+def _cell(times: Times, name: str, wanted: float | None, where: str, missed: list[str]) -> str:
+    if name == "float32, ms":
         return f"{times.us(name) / 1e3:.2f} ms"
-    ratio = times.ratio(name, base)
+    ratio = times.ratio(name, "float32, ms")
     if wanted is None:
         return f"{ratio:.2f}       "
     if ratio > wanted:
         missed.append(f"{where}: {ratio:.2f} (wanted {wanted:g})")
     return f"{ratio:.2f} ({wanted:.2f})"
+
+
+def show(rows: dict[str, list[str]]) -> None:
+    for name, row in rows.items():
+        print(f"{name:44}" + "".join(f"{c:>16}" for c in row), flush=True)
 
 
 def two_layers(product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -127,8 +131,7 @@ def inside(k: int, n: int, arguments: Any) -> None:
         for name in forms:
             rows[name].append(_cell(times, name, None, "", []))
     print(f"\nx + gelu(x w) v, {k} x {n}")
-    for name, row in rows.items():
-        print(f"{name:44}" + "".join(f"{c:>16}" for c in row), flush=True)
+    show(rows)
 
 
 def small(arguments: Any, missed: list[str]) -> None:
@@ -142,8 +145,7 @@ def small(arguments: Any, missed: list[str]) -> None:
         times = measure(functions, 3 * arguments.rounds, arguments.calls, warm=1)
         for name in rows:
             rows[name].append(_cell(times, name, SMALL_WANTED.get(name), f"{name}, {shape}, M=2048", missed))
-    for name, row in rows.items():
-        print(f"{name:44}" + "".join(f"{c:>16}" for c in row), flush=True)
+    show(rows)
 
 
 def compiling(arguments: Any, missed: list[str]) -> None:

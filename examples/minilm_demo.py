@@ -225,7 +225,7 @@ def show_formats(folder: Path, params: Any, data: list[Batch], base: np.ndarray,
         "cosine: to the embeddings of 256 sentences in float32; WordSim-353: correlation of ranks with people's; time: "
         "warm, as a ratio to float32's; from the file: what is saved and read back embeds the same, bit for bit"
     )
-    results.show(console, "MiniLM, 22.7 million parameters", results.MINILM, rows, caption)
+    results.show(console, "MiniLM, 22.6 million parameters", results.MINILM, rows, caption)
     draw([f[:3] for f in found[1:]], picture)
     return rows
 

@@ -51,8 +51,7 @@ class Found(NamedTuple):
 def programs(model: typax.io.Gguf) -> tuple[smollm2.Config, list[Program]]:
     """The model in float32, as its file has it, and by each recipe."""
     config, shipped = smollm2.load(model)
-    is_value = lambda x: isinstance(x, typax.Value)
-    dense = jax.tree.map(lambda x: typax.dense(x) if is_value(x) else x, shipped, is_leaf=is_value)
+    dense = jax.tree.map(typax.dense, shipped)
     functions = [
         lambda params, tokens, cache: smollm2.forward(config, params, tokens, cache, 0, last=True),
         lambda params, logits, cache, at: smollm2.greedy(config, params, logits, cache, at, STEPS),

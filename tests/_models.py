@@ -20,12 +20,8 @@ def normal(i: int, *shape: int) -> Any:
     return jax.random.normal(jax.random.key(i), shape) / shape[-2] ** 0.5
 
 
-def is_value(x: Any) -> bool:
-    return isinstance(x, typax.Value)
-
-
 def as_dense(tree: Any) -> Any:
-    return jax.tree.map(dense, tree, is_leaf=is_value)
+    return jax.tree.map(dense, tree)
 
 
 def near(got: Any, want: Any, tol: float) -> None:

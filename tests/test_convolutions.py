@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import typax
+from typax._convolutions import conv_general_dilated
 
 X = np.random.default_rng(0).normal(size=(2, 7, 8, 6)).astype(np.float32)
 K = np.random.default_rng(1).normal(size=(3, 2, 6, 8)).astype(np.float32)  # taps, input and output channels
@@ -36,8 +37,7 @@ def same(f, x, q, tol=2e-6):
 
 def gradients(f, close, x, q):
     total = lambda f: lambda x, w: jnp.sum(jnp.sin(f(x, w)))
-    receipt = typax.Receipt()
-    got = jax.jit(jax.grad(total(typax.lift(f, "error", receipt)), (0, 1)))(x, q)
+    got = jax.jit(jax.grad(total(typax.lift(f, "error")), (0, 1)))(x, q)
     for a, b in zip(got, jax.jit(jax.grad(total(f), (0, 1)))(x, typax.dense(q)), strict=True):
         close(a, b)
 
@@ -116,10 +116,8 @@ def test_what_is_refused():
     by_tap = typax.quantize(K, "int8", axis=(0, 1))  # a scale for each pair of channels
     with pytest.raises(TypeError, match=r"conv_general_dilated makes q8<.*dense"):
         typax.lift(conv(), "error")(X, by_tap)
+    (eqn,) = jax.make_jaxpr(conv())(X, K).eqns
     with pytest.raises(
         TypeError, match=r"a scale for each entry of axis 2, which is summed, and for others; group that axis"
     ):
-        from typax._convolutions import conv_general_dilated
-
-        (eqn,) = jax.make_jaxpr(conv())(X, K).eqns
         conv_general_dilated(X, by_tap, **eqn.params)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _models import as_dense
 from _util import W, X, close
 from jax import lax
 from jax.sharding import AxisType
@@ -87,10 +88,6 @@ ROWS = {
     "vmap of one row": lambda t, i: jax.vmap(jax.vmap(lambda i: t[i]))(i),
     "both mapped": lambda t, i: jax.vmap(lambda t, i: t[i])(jnp.stack([t, -t]), i),
 }
-
-
-def as_dense(tree):
-    return jax.tree.map(dense, tree, is_leaf=lambda x: isinstance(x, typax.Value))
 
 
 def same(f, *args, tol=1e-5):

@@ -5,9 +5,10 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from _models import as_dense
 from _util import close
 from jax import lax
-from test_lift import as_dense, same
+from test_lift import same
 
 import typax
 from typax import Receipt, dense, lift, quantize

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _models import as_dense as dense
 
 import typax
 from examples import assets, demo, minilm_demo, novels, results, smollm2, smollm2_demo
@@ -59,11 +60,6 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="session")
 def model(tiny):
     return load_gguf(tiny)
-
-
-def dense(tree):
-    is_value = lambda x: isinstance(x, typax.Value)
-    return jax.tree.map(lambda x: typax.dense(x) if is_value(x) else x, tree, is_leaf=is_value)
 
 
 def by_formulas(tensors, tokens):

@@ -51,9 +51,12 @@ def _again(app: Any, eqn: Any, operands: list[Any], hi: list[bool], record: Reco
     if op.reference is None or any(_jax.is_hi(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         return NotImplemented
     given = op.accepted(statics)
-    program = _jaxpr.trace(
-        lambda *xs: jax.tree.leaves(op.reference(*app.tree.unflatten(xs), **given)), [v.aval for v in eqn.invars]
-    )
+    avals = tuple(v.aval for v in eqn.invars)
+
+    def make() -> Any:
+        return _jaxpr.trace(lambda *xs: jax.tree.leaves(op.reference(*app.tree.unflatten(xs), **given)), avals)
+
+    program = op.cache.get(("program", app, avals, _interpret.lifting.depth > 0, _jax.trace_key()), make)
     return _interpret.evaluate(program, operands, record, modes, paths)
 
 

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
         return self.programs[0].jaxpr
 
 
-_lifted, _plans = Cache(1024), Cache(1024)
+_lifted, _plans, _jitted = Cache(1024), Cache(1024), Cache(1024)
 
 
 def _cached(cache: Cache, key: Any, make: Callable[[], Any]) -> Any:
@@ -188,8 +188,10 @@ def _plan_shard_map(params: dict[str, Any], types: list[Any], how: Lifting) -> P
 
 
 def _run_shard_map(operands: Sequence[Any], params: dict[str, Any], plan: Plan, _: Lifting) -> list[Any]:
-    whole = _jax.eval_jaxpr_fun(plan.jaxpr)
-    return jax.jit(whole)(*operands) if _jax.trace_is_clean() else whole(*operands)  # JAX's takes no values eagerly
+    if not _jax.trace_is_clean():
+        return _jax.eval_jaxpr_fun(plan.jaxpr)(*operands)
+    # JAX's takes no values eagerly
+    return _jitted.get(plan.jaxpr, lambda: jax.jit(_jax.eval_jaxpr_fun(plan.jaxpr)))(*operands)
 
 
 def _plan_inner(name: str) -> "MakePlan":

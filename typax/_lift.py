@@ -47,9 +47,9 @@ class _Program:
             run = f if own is None else own.rebuild(values)
             with _interpret.lifting:
                 self.out, self.out_tree = jax.tree.flatten(run(*args, **kwargs))
-            arrays = [x for x in self.out if _operand_type(x) is not None]
-            self.out = [_ARRAY if _operand_type(x) is not None else x for x in self.out]
-            return arrays
+            pairs = [(x, _operand_type(x) is not None) for x in self.out]
+            self.out = [_ARRAY if traced else x for x, traced in pairs]
+            return [x for x, traced in pairs if traced]
 
         on_arrays.__name__ = self.name = getattr(f, "__name__", "lifted")
         self.jaxpr = _jaxpr.trace(on_arrays, list(avals.values()))

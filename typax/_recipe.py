@@ -106,7 +106,7 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
     used: set[int] = set()
     out, told = [], []
     for path, (_, x) in zip(paths, flat, strict=True):
-        n = next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
+        n = _rule(rules, path)
         if n is None:
             pattern, y, why = None, x, "no rule matches it"
         else:
@@ -125,10 +125,15 @@ def quantizer(recipe: Recipe, paths: Iterable[str]) -> Callable[[str, Any], Any]
     rules, everything = rules_of(recipe), frozenset(paths)
 
     def one(path: str, x: Any) -> Any:
-        found = next(((p, action) for p, action in rules if matches(p, path)), None)
-        return x if found is None else _treat(path, x, found[1], found[0] == path, everything)[0]
+        n = _rule(rules, path)
+        return x if n is None else _treat(path, x, rules[n][1], rules[n][0] == path, everything)[0]
 
     return one
+
+
+def _rule(rules: Any, path: str) -> int | None:
+    """The number of the first rule that matches."""
+    return next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
 
 
 def _is_hi(x: Any) -> bool:

@@ -169,7 +169,7 @@ def _(q: Quantized, value: Float[Array, ""], *, padding_config: Any) -> Any:
     x = held(q)
     if any(p != (0, 0, 0) and x.groups[a] != 1 for a, p in enumerate(padding_config)):
         raise Refused(f"what fills {x.shown} would share scales with its values; pad axes that have scales of their own")
-    code, scale = axes.constant(x, value.astype(jnp.float32))
+    code, scale = axes.unit_code(x), value.astype(jnp.float32)
     own = [tuple(padding_config[a]) for a in x.outer]
     fill = lambda y, c: lax.pad(y, jnp.asarray(c, y.dtype), [*own, *[(0, 0, 0)] * (y.ndim - len(own))])
     shape = tuple(n + lo + hi + max(n - 1, 0) * i for n, (lo, hi, i) in zip(x.shape, padding_config, strict=True))

@@ -304,13 +304,14 @@ def _(w: LowRank | Rank1) -> Any:
 def _scaled(w: Any, c: Any, f: Any, along: Any) -> Any:
     """By a number, or by one for each row, or column, or matrix: by an array that is the same along others."""
     left, right = _matrices(w)
-    if c.ndim and not {w.ndim - 2, w.ndim - 1} & set(along or ()):
-        raise Refused("an array that is not the same along rows or columns does not scale the factors")
     if not c.ndim:
         return _like(f(left, c), right, w)
-    n = w.ndim
     one = lambda a: lax.slice_in_dim(c, 0, 1, axis=a)
-    return _like(f(left, one(n - 1)), right, w) if n - 1 in along else _like(left, f(right, one(n - 2)), w)
+    if w.ndim - 1 in (along or ()):
+        return _like(f(left, one(w.ndim - 1)), right, w)
+    if w.ndim - 2 in (along or ()):
+        return _like(left, f(right, one(w.ndim - 2)), w)
+    raise Refused("an array that is not the same along rows or columns does not scale the factors")
 
 
 @rows.mul.impl

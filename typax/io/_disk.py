@@ -6,6 +6,7 @@ An interrupted write leaves the old file as it was.
 """
 
 import contextlib
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ class FileError(ValueError):
 def fail(path: Any, what: str, tensor: str | None = None) -> NoReturn:
     """Raise a `FileError` about a file, or about one tensor in it."""
     raise FileError(f"{path}: {f'tensor {tensor!r}: ' if tensor is not None else ''}{what}")
+
+
+def let_go(mapped: Any, start: int, stop: int) -> None:
+    """Let go of the memory that a part of a map takes; it is read again when it is used again."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(mapped, "madvise") and stop > start:
+        mapped.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
 
 @contextlib.contextmanager

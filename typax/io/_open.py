@@ -21,7 +21,7 @@ def open_checkpoint(path: Any) -> Any:
     if path.suffix == ".gguf" or _magic(path) == b"GGUF":
         return GgufCheckpoint(path)
     ck = Checkpoint(path)
-    return HfCheckpoint(path) if ck.tree is None and is_quantized(ck.path.parent) else ck
+    return HfCheckpoint(ck) if ck.tree is None and is_quantized(ck.path.parent) else ck
 
 
 def _magic(path: Path) -> bytes:

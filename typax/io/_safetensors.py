@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from typax._describe import brief
-from typax.io._disk import FileError, fail, replacing
+from typax.io._disk import FileError, fail, let_go, replacing
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),
@@ -92,9 +92,7 @@ class Reader:
     def release(self, name: str) -> None:
         """Let go of the memory that a tensor's part of the map takes; it is read again when it is used again."""
         e = self.entries[name]
-        start = (self._start + e.start) // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(self._map, "madvise") and e.nbytes:
-            self._map.madvise(mmap.MADV_DONTNEED, start, self._start + e.stop - start)
+        let_go(self._map, self._start + e.start, self._start + e.stop)
 
     @cached_property
     def _digests(self) -> dict[str, str]:

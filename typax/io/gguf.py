@@ -9,7 +9,6 @@ Source: the GGUF specification in the repository ggml-org/ggml; read and written
 """
 
 import contextlib
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import numpy as np
 
 from typax import _jax
 from typax._type import ValueType
-from typax.io._disk import FileError, fail, replacing
+from typax.io._disk import FileError, fail, let_go, replacing
 from typax.io._save import chooser, own, placing, put
 from typax.io._tree import Kept, Leaf, describe
 from typax.quantized.ggml import BLOCKS, Ggml, of_blocks
@@ -121,10 +120,8 @@ class GgufCheckpoint:
 
     def release(self, leaf: Leaf) -> None:
         """Let go of the memory that the file's part takes."""
-        t, mapped = self._tensors[leaf.path], getattr(self._reader.data, "_mmap", None)
-        start = int(t.data_offset) // mmap.PAGESIZE * mmap.PAGESIZE
-        if mapped is not None and hasattr(mapped, "madvise") and t.n_bytes:
-            mapped.madvise(mmap.MADV_DONTNEED, start, int(t.data_offset + t.n_bytes) - start)
+        t = self._tensors[leaf.path]
+        let_go(getattr(self._reader.data, "_mmap", None), int(t.data_offset), int(t.data_offset + t.n_bytes))
 
     def retyped(self, types: Callable[[str, Leaf], Any]) -> tuple[Any, list[Leaf]]:
         """The description of a flat dict of leaves of other types, and these leaves."""

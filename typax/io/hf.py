@@ -62,7 +62,7 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
     Raises:
       FileError: if a file is damaged, or its quantization is none of those above.
     """
-    reader = _reader(folder)
+    reader = _reader(Checkpoint(folder))
     wanted = chooser(only) if only is not None else lambda _: True
     place = placing(sharding)
     return {n: put(reader.value(n), place, n) for n in reader.names() if wanted(n)}
@@ -71,9 +71,8 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
 class HfCheckpoint:
     """A quantized checkpoint of Hugging Face's layout as `typax.io`'s checkpoints are: its leaves, read when asked for."""
 
-    def __init__(self, folder: Any) -> None:
-        self._reader = _reader(folder)
-        self.path = self._reader.ck.path
+    def __init__(self, ck: Checkpoint) -> None:
+        self._reader, self.path = _reader(ck), ck.path
 
     @cached_property
     def _leaves(self) -> dict[str, Any]:
@@ -110,8 +109,7 @@ def is_quantized(folder: Path) -> bool:
     return bool(_config(folder).get("quantization_config"))
 
 
-def _reader(folder: Any) -> "_Reader":
-    ck = Checkpoint(folder)
+def _reader(ck: Checkpoint) -> "_Reader":
     config, path = _config(ck.path.parent), ck.path.parent / "config.json"
     q = config.get("quantization_config") or {}
     if not isinstance(q, dict):

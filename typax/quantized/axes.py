@@ -292,13 +292,13 @@ def broadcast(x: Any, shape: Sequence[int], dims: Sequence[int], spec: Any = Non
     new = replace(x, shape=shape, groups=tuple(groups))
     outer = [new.outer.index(dims[a]) for a in x.outer]
     inner = [len(new.outer) + new.inner.index(dims[a]) for a in x.inner]
-    sizes, of_outer = _outer_shape(new), _parted(new, spec)[0]
+    sizes, (of_outer, of_codes) = _outer_shape(new), _parted(new, spec)
     rows = [*sizes, *x.codes.shape[len(x.outer) :]]
     for a, d in enumerate(dims):
         if groups[d] == 0 and shape[d] != x.shape[a]:
             rows[len(new.outer) + new.inner.index(d)] = shape[d]
     return new.each(
-        lambda y: broadcast(y, rows, [*outer, *inner], _parted(new, spec)[1]),
+        lambda y: broadcast(y, rows, [*outer, *inner], of_codes),
         lambda y: broadcast(y, sizes, outer, of_outer),
     )
 
@@ -478,29 +478,23 @@ def gather(x: Any, index: Any, d: lax.GatherDimensionNumbers, sizes: Sequence[in
     )
 
 
-def unit_code(format: Format) -> Any:
-    """The code of the number 1; None if it has none."""
-    if not isinstance(format.codes, Table):
-        return 1
-    return format.codes.values.index(1.0) if 1.0 in format.codes.values else None
-
-
-def constant(x: Held, value: Any) -> tuple[Any, Any]:
-    """A code and a scale that stand for ``value``, a number in float32.
+def unit_code(x: Held) -> Any:
+    """The code of 1, with which a scale is any number in float32.
 
     Raises:
       Refused: if scales are no float32 numbers, or no code stands for 1.
     """
-    code = unit_code(x.format)
+    codes = x.format.codes
+    code = 1 if not isinstance(codes, Table) else codes.values.index(1.0) if 1.0 in codes.values else None
     plain = not isinstance(x.scale, Held) and x.scale.dtype == jnp.float32
     if not plain or code is None or accumulated(x.dtype) != jnp.float32:
         raise Refused(f"{x.shown} has no code and scale for any number")
-    return code, value
+    return code
 
 
 def filled(x: Held, there: Any, at: Sequence[int], value: Any) -> Held:
     """``value`` where ``there``, whose axes are the axes ``at`` of ``x``, is false."""
-    code, scale = constant(x, value)
+    code = unit_code(x)
     k = [x.outer.index(a) for a in at]
 
     def where(y: Any, other: Any) -> Any:
@@ -509,7 +503,7 @@ def filled(x: Held, there: Any, at: Sequence[int], value: Any) -> Held:
 
     x = x.unpacked()
     zero = None if x.zero_point is None else where(x.zero_point, 0)
-    return replace(x, codes=where(x.codes, code), scale=where(x.scale, scale), zero_point=zero)
+    return replace(x, codes=where(x.codes, code), scale=where(x.scale, value), zero_point=zero)
 
 
 def select(which: Any, xs: Sequence[Any]) -> Any:

@@ -79,12 +79,12 @@ def encode(
     given = given or {}
     x = as_float32(x)
     raw = layout.split(x, groups, where)
-    x, rows = flushed(x), flushed(raw)
-    inner = tuple(range(len(layout.outer_axes(groups)), rows.ndim))
+    inner = tuple(range(len(layout.outer_axes(groups)), raw.ndim))
     # reductions are of what enters as it is: XLA would fuse them with what is done to bits, and use no vectors
     floats = format.scale.of is None and jnp.issubdtype(format.scale_storage, jnp.floating)
     if not given and choice == Choice() and isinstance(format.codes, Integers) and floats:
         return _absmax_integers(format, raw, inner)
+    rows = flushed(raw)
     bad = scales.spoiled(raw, inner)
     zero = None
     nested: Any = None

@@ -79,7 +79,7 @@ def bfloats(format: Format, zero_point: bool) -> Callable[[Any], list[Any]] | No
     if found is None:
         return None
 
-    return lambda words: _floats(*found(words), jnp.bfloat16)
+    return lambda words: _floats(*found(words), dtype=jnp.bfloat16)
 
 
 def as_int8(table: Table) -> tuple[np.ndarray, float]:
@@ -363,7 +363,7 @@ def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     int8: Any = integers(weights.format, weights.zero_point)
     if weights.by == "kn":
         return _converted_rows(x, words, scale)
-    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w), jnp.float32), jnp.float32, BLOCK // 4)
+    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w), dtype=jnp.float32), jnp.float32, BLOCK // 4)
 
 
 def _floats(pieces: list[Any], unit: float, dtype: Any) -> list[Any]:
