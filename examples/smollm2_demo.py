@@ -42,10 +42,9 @@ class Program(NamedTuple):
 class Found(NamedTuple):
     """What a program gives."""
 
-    written: np.ndarray  # int[STEPS]
     likeliest: np.ndarray  # int[2, WINDOW - 1]
     perplexity: float | None
-    again: Callable[[], Any]  # writes once more
+    write: Callable[[], Any]  # int[1, STEPS]: compiled, after the prompt
 
 
 def programs(model: typax.io.Gguf) -> tuple[smollm2.Config, list[Program]]:
@@ -73,27 +72,32 @@ def measure(config: smollm2.Config, program: Program, prompt: Any, two: Any, tex
     """Run a program: on a prompt int32[1, P], on sequences int32[2, T], and on a text int32[N, T] or ``None``."""
     length = prompt.shape[1]
     logits, cache = program.start(program.params, prompt, smollm2.empty(config, 1, length + STEPS))
-    again = lambda: program.write(program.params, logits, cache, length)
-    written = np.asarray(again())[0]
+    given = (program.params, logits, cache, length)
+    compiled = program.write.lower(*given).compile()
     likeliest = np.concatenate([np.asarray(program.losses(program.params, row[None])[1]) for row in two])
     perplexity = None
     if text is not None:
         perplexity = float(np.exp(np.mean([program.losses(program.params, row[None])[0] for row in text])))
-    return Found(written, likeliest, perplexity, again)
+    return Found(likeliest, perplexity, lambda: compiled(*given))
 
 
-def race(found: dict[str, Found], rounds: int) -> dict[str, float]:
-    """The least seconds in which each program writes; in a round each does once, so that a busy machine slows all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in found}
+def race(found: dict[str, Found], rounds: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """What each program writes, int[STEPS], and its least seconds.
+
+    In a round each writes once, so that a busy machine slows all alike.
+    """
+    written, seconds = {}, {name: [] for name in found}
     for _ in range(rounds):
         for name, f in found.items():
             begun = time.perf_counter()
-            jax.block_until_ready(f.again())
+            written[name] = np.asarray(f.write())[0]
             seconds[name].append(time.perf_counter() - begun)
-    return {name: min(s) for name, s in seconds.items()}
+    return written, {name: min(s) for name, s in seconds.items()}
 
 
-def rows(found: dict[str, Found], seconds: dict[str, float], sizes: dict[str, int]) -> list[tuple[str, ...]]:
+def rows(
+    found: dict[str, Found], written: dict[str, np.ndarray], seconds: dict[str, float], sizes: dict[str, int]
+) -> list[tuple[str, ...]]:
     """The table's rows; the first program is what the others are compared with."""
     first, base = next(iter(found.items()))
     return [
@@ -102,7 +106,7 @@ def rows(found: dict[str, Found], seconds: dict[str, float], sizes: dict[str, in
             f"{sizes[name] / 1e6:.1f}",
             "" if f.perplexity is None else f"{f.perplexity:.2f}",
             f"{100 * np.mean(f.likeliest == base.likeliest):.1f}%",
-            "yes" if np.array_equal(f.written, base.written) else "no",
+            "yes" if np.array_equal(written[name], written[first]) else "no",
             f"{STEPS / seconds[name]:.1f}",
             f"{seconds[first] / seconds[name]:.2f}",
         )
@@ -152,13 +156,14 @@ def run(sequences: int, rounds: int = 2) -> list[tuple[str, ...]]:
     config, runs = programs(model)
     found: dict[str, Found] = {}
     for i, program in enumerate(runs):
-        say(f"Writing and reading with SmolLM2, {program.name} ({i + 1} of {len(runs)}) ...")
+        say(f"Reading with SmolLM2, {program.name} ({i + 1} of {len(runs)}) ...")
         found[program.name] = measure(config, program, prompt, two, text)
         if i == 1:
             show_receipt(program)
-    say(f"\n{QUESTION}\n{tokenizer.decode(found[runs[1].name].written.tolist())} ...\n")
-    say(f"Timing {STEPS} tokens ...")
-    table = rows(found, race(found, rounds), {p.name: sum(x.nbytes for x in jax.tree.leaves(p.params)) for p in runs})
+    say(f"Writing {STEPS} tokens with each, {rounds} times ...")
+    written, seconds = race(found, rounds)
+    say(f"\n{QUESTION}\n{tokenizer.decode(written[runs[1].name].tolist())} ...\n")
+    table = rows(found, written, seconds, {p.name: sum(x.nbytes for x in jax.tree.leaves(p.params)) for p in runs})
     caption = (
         f"perplexity: of the first {sequences} x {WINDOW} tokens of Pride and Prejudice; same next token: the likeliest "
         f"after each of 2 x {WINDOW} tokens; same {STEPS} tokens: written greedily; speed: tokens/s as a ratio to float32's"

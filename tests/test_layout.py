@@ -83,6 +83,7 @@ ORDER = [
     "io._safetensors",
     "io._tree",
     "io._save",
+    "io._gguf",
     "io.gguf",
     "io.hf",
     "io._open",

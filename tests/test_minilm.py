@@ -93,6 +93,14 @@ def test_tokens_are_cut_and_padded(minilm_folder):
     assert minilm.tokenize(minilm_folder / "tokenizer.json", ["word " * 1000])[0].shape == (1, minilm.WINDOW)
 
 
+def test_batches_are_of_one_size_and_come_back_in_order(minilm_folder):
+    sentences = [f"{'very ' * (i % 7)}long" for i in range(37)]
+    data = minilm_demo.batches(minilm_folder / "tokenizer.json", sentences)
+    assert [b.tokens.shape for b in data] == [(32, 32)] * 2 and [len(b.where) for b in data] == [32, 5]
+    counted = minilm_demo.Program("counted", lambda _, tokens, mask: mask.sum(axis=1)[:, None], None)
+    assert minilm_demo.embed(counted, data)[:, 0].tolist() == [3 + i % 7 for i in range(37)]
+
+
 def test_another_model_is_refused(tmp_path):
     config = {"model_type": "bert", "num_attention_heads": 16, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -19,8 +19,8 @@ from typax.cli._common import messages, progress, size, table
 from typax.io import _open
 from typax.io._save import chooser, save_leaves
 from typax.io._tree import Leaf
-from typax.io.gguf import Gguf, GgufCheckpoint, save_gguf
-from typax.quantized.ggml import BLOCKS, Ggml, quantize_ggml
+from typax.io.gguf import GgufCheckpoint, save_each, type_of
+from typax.quantized.ggml import BLOCKS, Ggml
 from typax.quantized.types import QuantizedType, all_groups
 
 
@@ -154,7 +154,7 @@ def convert(
     """Write a checkpoint as a safetensors file, with the same types and bits, or dense; as GGUF if OUT ends with .gguf.
 
     IN is a safetensors or GGUF file or a folder of Hugging Face's layout. A GGUF file holds arrays and blocks of ggml: give
-    --dense or --blocks for other values. It is put together in memory.
+    --dense or --blocks for other values. Memory holds about one tensor and its result.
     """
     with messages():
         ck = _open.open_checkpoint(source)
@@ -172,11 +172,13 @@ def convert(
         elif shard_bytes:
             raise click.UsageError("a GGUF file is one file: --shard-bytes is for safetensors")
         else:
-            n = _write_gguf(ck, target, made, blocks, architecture)
+            n = _write_gguf(ck, target, types, made, blocks, architecture)
     click.echo(json.dumps({"file": str(target), "bytes": n}) if as_json else f"{target}: {size(n)}")
 
 
-def _write_gguf(ck: Any, target: Path, make: Callable[[str, Any], Any], blocks: str | None, architecture: str | None) -> int:
+def _write_gguf(
+    ck: Any, target: Path, types: Any, make: Callable[[str, Any], Any], blocks: str | None, architecture: str | None
+) -> int:
     """Write the leaves of a checkpoint as a GGUF file; gives its bytes."""
     known = isinstance(ck, GgufCheckpoint)
     metadata, kinds = (dict(ck.metadata), ck.kinds) if known else ({}, {})
@@ -185,18 +187,38 @@ def _write_gguf(ck: Any, target: Path, make: Callable[[str, Any], Any], blocks: 
     if "general.architecture" not in metadata:
         raise click.UsageError("a GGUF file says what model it holds: give --architecture")
     leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
-    tensors = {}
+    if left := [p for p, x in ck.leaves().items() if x is not None and p not in leaves]:
+        click.echo(f"left out, since GGUF holds arrays: {', '.join(left)}", err=True)
+    planned = {p: types(p, x) for p, x in leaves.items()}
+    if blocks:
+        planned = {p: _in_blocks(ty, blocks) for p, ty in planned.items()}
     with progress(sum(x.nbytes for x in leaves.values()), target.name) as done:
-        for p, leaf in leaves.items():
-            x = make(p, ck.value(leaf))
-            ck.release(leaf)
-            fits = not isinstance(x, Ggml) and x.ndim >= 2 and jnp.issubdtype(x.dtype, jnp.floating)
-            if blocks and fits and not x.shape[-1] % BLOCKS[blocks].values:
-                x = quantize_ggml(_dense(x, None), kind=blocks)
-            tensors[p] = x
-            done(p, leaf.nbytes)
-    save_gguf(target, Gguf(tensors, metadata, kinds))
+
+        def value(path: str) -> Any:
+            x = _taken(ck, leaves[path])
+            x = make(path, x)
+            done(path, leaves[path].nbytes)
+            return _dense(x, None) if blocks and not isinstance(x, Ggml) else x
+
+        save_each(target, planned, value, metadata, kinds)
     return target.stat().st_size
+
+
+def _in_blocks(ty: Any, blocks: str) -> Any:
+    """The type in blocks, of matrices whose rows are whole ones."""
+    floats = _stands_for_floats(ty) if isinstance(ty, ValueType) else jnp.issubdtype(ty.dtype, jnp.floating)
+    if not floats or ty.shape[-1:] == () or len(ty.shape) < 2 or ty.shape[-1] % BLOCKS[blocks].values:
+        return ty
+    return ty if isinstance(ty, ValueType) and ty.decl.cls is Ggml else type_of(blocks, tuple(ty.shape))
+
+
+def _taken(ck: Any, leaf: Leaf) -> Any:
+    """The value of a leaf, and the file's memory of it let go of before there is a result."""
+    if leaf.nbytes > PART:
+        gc.collect()  # else JAX lets go of the arrays of NumPy that it uses as they are one tensor later
+    x = ck.value(leaf)
+    ck.release(leaf)
+    return x
 
 
 def _dense(x: Any, to: Any) -> Any:
@@ -213,11 +235,7 @@ def _write(ck: Any, target: Path, types: Any, make: Callable[[str, Any], Any], s
 
         def value(i: int) -> Any:
             path = leaves[i].path
-            if sources[path].nbytes > PART:
-                gc.collect()  # else JAX lets go of the arrays of NumPy that it uses as they are one tensor later
-            x = ck.value(sources[path])
-            ck.release(sources[path])  # before the result is there
-            x = make(path, x)
+            x = make(path, _taken(ck, sources[path]))
             done(path, sources[path].nbytes)
             return x
 
