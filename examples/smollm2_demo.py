@@ -34,7 +34,7 @@ class Program(NamedTuple):
     name: str
     params: Any
     start: Callable[..., Any]
-    write: Callable[..., Any]
+    write: Any  # of `jax.jit`
     losses: Callable[..., Any]
     receipts: tuple[typax.Receipt, ...] = ()
 

@@ -46,7 +46,8 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """The types of metadata that are numbers or bools, as `struct` has them."""
 INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64 = 5, 6, 7, 8, 9, 10, 11
 NAMED = (
-    "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64", "int64", "float64",
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64", "int64",
+    "float64",
 )  # fmt: skip
 AXES = 4
 """How many a tensor may have."""
@@ -160,7 +161,8 @@ class _Header:
         least = 8 if inner == STRING else 12
         if n * least > len(self.raw) - self.at:
             fail(self.path, f"is cut off or damaged: {self.doing} has {n} entries at {self.at} of {len(self.raw)} bytes")
-        types, values = {(inner,)} if not n else set(), []
+        types: set[tuple[int, ...]] = {(inner,)} if not n else set()
+        values = []
         for _ in range(n):
             told, x = self.value(inner, depth + 1)
             types.add(told)
@@ -297,7 +299,7 @@ def _packed(types: Sequence[int], value: Any, key: str) -> Iterable[bytes]:
     return [head, *(part for v in value for part in _packed(inner, v, key))]
 
 
-def _numbers(kind: int, values: Sequence[Any], key: str) -> bytes:
+def _numbers(kind: int, values: Any, key: str) -> bytes:
     whole = all(isinstance(v, bool | np.bool_) == (kind == BOOL) for v in values)
     try:
         if whole:
