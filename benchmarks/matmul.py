@@ -22,10 +22,9 @@ import typax
 from benchmarks._measure import Times, machine, measure
 
 try:
-    from qwix._src.core import dot_general as of_qwix  # pyright: ignore[reportMissingImports]
-    from qwix._src.core import qarray  # pyright: ignore[reportMissingImports]
-except ImportError:
-    of_qwix = qarray = None
+    import qwix  # pyright: ignore[reportMissingImports]
+except ImportError:  # it is in the extra "bench"
+    qwix = None
 
 ROWS = (1, 8, 64, 512)
 COLUMN = {"axis": 0}
@@ -62,13 +61,11 @@ def product(activations: str) -> Callable[[Any, Any], Any]:
 
 def qwix_int8(x: Any, w: Any, dynamic: bool) -> Callable[[], Any] | None:
     """Its int8 product, of weights or of both, with one scale for each column and row."""
-    if qarray is None or of_qwix is None:
+    if qwix is None:
         return None
-    how = lambda axis: qarray.HowToQuantize(qtype="int8", channelwise_axes=(axis,))
-    qw = qarray.quantize(w, how(1))
-    numbers = (((1,), (0,)), ((), ()))
-    f = jax.jit(lambda x, w: of_qwix.dot_general(qarray.quantize(x, how(0)) if dynamic else x, w, numbers))
-    return lambda: f(x, qw)
+    int8 = qwix.quantize
+    f = jax.jit(lambda x, w: qwix.dot(int8(x, jnp.int8, channelwise_axes=(0,)) if dynamic else x, w))
+    return functools.partial(f, x, int8(w, jnp.int8, channelwise_axes=(1,)))
 
 
 def one_table(k: int, n: int, arguments: Any, missed: list[str]) -> None:
@@ -199,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=5, help="in a round")
     parser.add_argument("--products-alone", action="store_true", help="leave out what comes after the tables")
     arguments = parser.parse_args(argv)
-    beside = "qwix is not installed: left out." if qarray is None else "qwix beside it."
+    beside = "qwix is not installed: left out." if qwix is None else f"qwix {qwix.__version__} beside it."
     print(f"JAX {jax.__version__}, {jax.devices()[0].platform}, {machine()}; {beside}")
     print(f"Times float32 (and what is wanted); medians of {arguments.rounds} rounds of {arguments.calls} calls.")
     missed: list[str] = []

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from benchmarks import _measure, eager, jit, lift, load, matmul, quantize, trace
 
@@ -57,11 +58,21 @@ def test_that_of_lift_prints_a_row_for_each_model(capsys):
     assert "mixture of experts" in printed and "tracing at most 2 times" in printed and "MiniLM" not in printed
 
 
-def test_products_and_quantizing_print_ratios(capsys):
+def test_qwix_computes_the_same(standard_promotion):
+    pytest.importorskip("qwix")
+    x, w = matmul.normal(0, 4, 64), matmul.normal(1, 64, 32)
+    for dynamic in (False, True):
+        f = matmul.qwix_int8(x, w, dynamic)
+        assert f is not None
+        assert np.all(np.abs(f() - x @ w) <= 0.02 * (np.abs(x) @ np.abs(w)))
+
+
+def test_products_and_quantizing_print_ratios(capsys, standard_promotion):
     few = ["--rounds", "1", "--calls", "1"]
     matmul.main([*few, "--shapes", "64x32", "--rows", "2", "8", "--only", "int8", "by 128", "--products-alone"])
     printed = capsys.readouterr().out
     assert "64 x 32" in printed and "naive int8" in printed and "nf4" not in printed
+    assert ("qwix int8, dynamic" in printed) == (matmul.qwix is not None) == ("is not installed" not in printed)
     assert "int4 by 128, float to 8 rows, then bfloat16" in printed and "(0.25)" in printed  # what is wanted, at 8 rows
     quantize.main([*few, "--shape", "4x128"])
     printed = capsys.readouterr().out
