@@ -17,6 +17,7 @@ from jaxtyping import Array, Float32, Int4
 
 import typax
 from typax.io import FileError, _disk, load, save
+from typax.io._safetensors import DIGESTS, Planned, _render, sha256
 
 pytestmark = pytest.mark.core
 
@@ -254,7 +255,18 @@ def test_what_cannot_be_kept_is_refused_before_a_file_is_there(tmp_path):
 # --- files that are not what they should be -------------------------------------------------------------------------
 
 
+def _digested(header: Any, payload: bytes) -> Any:
+    """The header of a file that tells of values, with the digests that such a file has."""
+    meta = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    if "typax" not in meta:
+        return header
+    planned = {n: Planned(np.dtype("f4"), tuple(t["shape"])) for n, t in header.items() if n != "__metadata__"}
+    found = {"": sha256(_render(planned, meta))} | {n: sha256(payload[slice(*header[n]["data_offsets"])]) for n in planned}
+    return header | {"__metadata__": meta | {DIGESTS: json.dumps(found)}}
+
+
 def _file(tmp_path, header: Any, payload: bytes = b"", length: int | None = None):
+    header = _digested(header, payload)
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path = tmp_path / "bad.safetensors"
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + payload)
@@ -273,6 +285,7 @@ def _t(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (b'{"a": NaN}', b"", "NaN is no JSON"),
         (b'{"a": 1, "a": 2}', b"", "'a' stands there twice"),
         (b"[" * 100_000, b"", "is not valid JSON"),
+        (b'{"\\ud800": 1}', b"", "is not valid JSON: .*surrogates"),
         ({"__metadata__": {"a": 1}}, b"", "__metadata__ is not an object of strings"),
         ({"a": _t()}, b"0" * 7, r"tensor 'a': data_offsets \[0, 8\] lie outside .* cut off"),
         ({"a": _t()}, b"0" * 9, "1 bytes after the last tensor"),
@@ -330,6 +343,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path, header, payload, match):
 
 
 def test_files_that_are_none(tmp_path):
+    (tmp_path / "folder").mkdir()
     (tmp_path / "short").write_bytes(b"123")
     with pytest.raises(FileError, match="short: is no safetensors file: 3 bytes"):
         load(tmp_path / "short")
@@ -339,8 +353,16 @@ def test_files_that_are_none(tmp_path):
         load(_file(tmp_path, {}, length=2**20))
     with pytest.raises(FileError, match="nowhere: No such file"):
         load(tmp_path / "nowhere")
-    with pytest.raises(FileError, match=r"model\.safetensors\.index\.json: No such file"):
-        load(tmp_path)
+    with pytest.raises(FileError, match=r"has neither model\.safetensors\.index\.json nor .* but none"):
+        load(tmp_path / "folder")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="pipe: is no ordinary file"):
+        load(tmp_path / "pipe")
+    tree = {"version": 1, "tree": {"list": []}}
+    text = json.dumps({"__metadata__": {"typax": json.dumps(tree)}}).encode()
+    (tmp_path / "bare").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(FileError, match=r"tells of typax's values, but has no typax\.sha256"):
+        load(tmp_path / "bare")
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "", "x.bin", 3])

@@ -174,14 +174,18 @@ def static_from_json(data: Any) -> Any:
     if kind == "object":
         if not isinstance(found, type) or not hasattr(found, "from_json"):
             raise ValueError(f"{brief(x)} has no from_json")
-        return found.from_json(told.get("json"))  # type: ignore[attr-defined]
+        return _made(x, found.from_json, told.get("json"))  # type: ignore[attr-defined]
     if not _is_frozen(found):
         raise ValueError(f"{brief(x)} is no frozen dataclass")
     fields = {k: static_from_json(v) for k, v in _object(told.get("fields"), "fields").items()}
+    return _made(x, lambda f: found(**f), fields)
+
+
+def _made(name: str, make: Any, of: Any) -> Any:
     try:
-        return found(**fields)
-    except TypeError as e:
-        raise ValueError(f"{x}: {e}") from None
+        return make(of)
+    except Exception as e:  # whatever a class says of data that may be anything
+        raise ValueError(f"{name} is not made of {brief(of)}: {type(e).__name__}: {e}") from None
 
 
 def _is_frozen(cls: Any) -> bool:

@@ -8,6 +8,7 @@ An interrupted write leaves the old file as it was.
 import contextlib
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,28 @@ class FileError(ValueError):
 
 def fail(path: Any, what: str, tensor: str | None = None) -> NoReturn:
     """Raise a `FileError` about a file, or about one tensor in it."""
-    raise FileError(f"{path}: {f'tensor {tensor!r}: ' if tensor is not None else ''}{what}")
+    raise FileError(f"{shown(path)}: {f'tensor {tensor!r}: ' if tensor is not None else ''}{what}")
+
+
+def opened(path: Path) -> BinaryIO:
+    """An ordinary file, for reading.
+
+    Raises:
+      FileError: if there is none, or a folder, a pipe or a device in its place.
+    """
+    try:
+        if not stat.S_ISREG(kind := path.stat().st_mode):
+            fail(path, "is a folder, not a file" if stat.S_ISDIR(kind) else "is no ordinary file: a pipe, or a device")
+        return path.open("rb")
+    except FileError:
+        raise
+    except (OSError, ValueError) as e:  # a name that no file can have
+        raise FileError(f"{shown(path)}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def shown(path: Any) -> str:
+    """A path as text that can be printed."""
+    return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def let_go(mapped: Any, start: int, stop: int) -> None:
@@ -38,18 +60,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         fail(path, "is a folder, not a file")
     if not path.parent.is_dir():
         fail(path, "cannot be written, since its folder does not exist")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    if path.exists() and not path.is_file():
+        fail(path, "cannot be written, since it is no ordinary file: a pipe, or a device")
     try:
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, _mode(path))
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, _mode(path))
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+    except OSError as e:
+        raise FileError(f"{shown(path)}: cannot be written: {e.strerror or e}") from e
     _sync_folder(path.parent)
 
 

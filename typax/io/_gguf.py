@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from typax._describe import brief
-from typax.io._disk import FileError, fail, let_go, replacing
+from typax.io._disk import fail, let_go, opened, replacing
 from typax.quantized.ggml import BLOCKS
 
 PLAIN = {
@@ -75,14 +75,10 @@ class Reader:
 
     def __init__(self, path: Any) -> None:
         self.path = Path(path)
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < 24:
-                    fail(self.path, f"is no GGUF file: {size} bytes are less than a header takes")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as e:
-            raise FileError(f"{path}: {e.strerror or e}") from None
+        with opened(self.path) as file:
+            if (size := file.seek(0, 2)) < 24:
+                fail(self.path, f"is no GGUF file: {size} bytes are less than a header takes")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header = _Header(self.path, self._map)
         self.metadata, self.kinds, self.entries = header.read()
 

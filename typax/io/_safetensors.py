@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from typax._describe import brief
-from typax.io._disk import FileError, fail, let_go, replacing
+from typax.io._disk import fail, let_go, opened, replacing
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),
@@ -60,20 +60,21 @@ class Entry:
 class Reader:
     """A safetensors file, mapped: ``reader.entries`` and ``reader.metadata`` from its header, ``reader[name]`` a tensor.
 
+    ``reader.digest`` is the SHA-256 of the header, and so of all that it has digests of.
+
     Raises:
       FileError: if the header is not that of a safetensors file, or does not fit the file.
     """
 
     def __init__(self, path: Any) -> None:
         self.path = Path(path)
-        try:
-            with self.path.open("rb") as file:
-                self.size = file.seek(0, 2)
-                file.seek(0)
-                self._start, header = _header(self.path, file, self.size)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as e:
-            raise FileError(f"{path}: {e.strerror or e}") from None
+        with opened(self.path) as file:
+            self.size = file.seek(0, 2)
+            file.seek(0)
+            raw = _header(self.path, file, self.size)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._start, self.digest = len(raw), sha256(raw)
+        header = parsed(self.path, raw[8:], "the header")
         self.metadata, self.entries = _checked(self.path, header, self.size - self._start)
         self._digests  # noqa: B018  a header that was tampered with is no header
 
@@ -85,7 +86,7 @@ class Reader:
         """
         e = self.entries[name]
         flat = np.frombuffer(self._map, np.uint8, e.nbytes, self._start + e.start) if e.nbytes else np.empty(0, np.uint8)
-        if name in self._digests and self._digests[name] != _sha256(flat.data):
+        if name in self._digests and self._digests[name] != sha256(flat.data):
             fail(self.path, "its bytes are not those that were written (their SHA-256 differs)", name)
         return flat.view(e.dtype).reshape(e.shape)
 
@@ -105,12 +106,13 @@ class Reader:
         if not isinstance(found, dict) or set(found) != {"", *self.entries}:
             fail(self.path, f"{DIGESTS} in its header does not name every tensor")
         rest = {k: v for k, v in self.metadata.items() if k != DIGESTS}
-        if found[""] != _sha256(_render(self.entries, rest)):
+        if found[""] != sha256(_render(self.entries, rest)):
             fail(self.path, "its header is not what was written (its SHA-256 differs)")
         return found
 
 
-def _header(path: Path, file: BinaryIO, size: int) -> tuple[int, Any]:
+def _header(path: Path, file: BinaryIO, size: int) -> bytes:
+    """The header as it is in the file, with its length."""
     head = file.read(8)
     if len(head) < 8:
         fail(path, f"is no safetensors file: {size} bytes are less than a header's length takes")
@@ -119,12 +121,15 @@ def _header(path: Path, file: BinaryIO, size: int) -> tuple[int, Any]:
         fail(path, f"is no safetensors file: its header would take {n} bytes, more than the {MAX_HEADER} that may be")
     if 8 + n > size:
         fail(path, f"is cut off, or no safetensors file: its header takes {n} bytes, but the file has only {size}")
+    return head + file.read(n)
+
+
+def parsed(path: Path, raw: bytes, what: str) -> Any:
+    """JSON in a file, in which no name stands twice and all text is Unicode."""
     try:
-        return 8 + n, json.loads(
-            file.read(n).decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_no_constant
-        )
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
-        fail(path, f"the header is not valid JSON: {e}")
+        fail(path, f"{what} is not valid JSON: {e}")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,6 +137,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) != len(pairs):
         names = [k for k, _ in pairs]
         raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} stands there twice")
+    for text in (x for pair in pairs for x in pair if isinstance(x, str)):
+        text.encode()  # a UnicodeEncodeError, and so a ValueError, of halves of a character
     return out
 
 
@@ -196,13 +203,13 @@ DIGESTS = "typax.sha256"
 """Where the metadata has a JSON object with the SHA-256 of every tensor, and under ``""`` of the rest of the header."""
 
 
-def write(path: Any, planned: Mapping[str, Planned], tensors: Iterable[np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a file with digests, taking the tensors one at a time in the order of ``planned``."""
+def write(path: Any, planned: Mapping[str, Planned], tensors: Iterable[np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Write a file with digests, taking the tensors one at a time in the order of ``planned``; the SHA-256 of its header."""
     path = Path(path)
     for name, p in planned.items():
         if p.dtype not in NAMES:
             raise TypeError(f"{path}: tensor {name!r}: the format has no dtype {p.dtype}")
-    found = {"": _sha256(_render(planned, metadata)), **dict.fromkeys(planned, BLANK)}
+    found = {"": sha256(_render(planned, metadata)), **dict.fromkeys(planned, BLANK)}
     with replacing(path) as file:
         header = _render(planned, {**metadata, DIGESTS: _json(found)})
         file.write(header)
@@ -210,12 +217,13 @@ def write(path: Any, planned: Mapping[str, Planned], tensors: Iterable[np.ndarra
             assert (x.dtype, x.shape) == (want.dtype, want.shape), (name, x.dtype, x.shape, want)
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
             file.write(raw.data)
-            found[name] = _sha256(raw.data)
+            found[name] = sha256(raw.data)
         file.seek(0)
-        file.write(_render(planned, {**metadata, DIGESTS: _json(found)}))
+        file.write(header := _render(planned, {**metadata, DIGESTS: _json(found)}))
+    return sha256(header)
 
 
-def _sha256(x: Any) -> str:
+def sha256(x: Any) -> str:
     return hashlib.sha256(x).hexdigest()
 
 

@@ -25,8 +25,8 @@ from typax._paths import dotted, matches
 from typax._placement import device_put
 from typax._type import ValueType
 from typax.io import _tree
-from typax.io._disk import FileError, fail, replacing
-from typax.io._safetensors import Reader, write
+from typax.io._disk import FileError, fail, opened, replacing, shown
+from typax.io._safetensors import DIGESTS, MAX_HEADER, Reader, parsed, sha256, write
 from typax.io._tree import Kept, Leaf
 
 INDEX = "model.safetensors.index.json"
@@ -66,28 +66,34 @@ def save_leaves(
     def planned(part: Iterable[int]) -> dict[str, Any]:
         return {a.name: a.planned for i in part for a in leaves[i].arrays}
 
-    meta = {"typax": json.dumps({"version": _tree.VERSION, "tree": told}, separators=(",", ":"), ensure_ascii=False)}
+    meta = {"typax": json.dumps({"version": _tree.VERSION, "tree": told}, separators=(",", ":"))}
     everything = range(len(leaves))
     if shard_bytes is None:
         write(path, planned(everything), arrays(everything), meta)
         return
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise FileError(f"{shown(folder)}: cannot be made a folder: {e.strerror or e}") from None
     parts = _parts(leaves, shard_bytes)
     tag = secrets.token_hex(4)  # an index never speaks of files of two kinds, whenever writing is interrupted
     files = [f"model-{tag}-{i + 1:05}-of-{len(parts):05}.safetensors" for i in range(len(parts))]
     old = set(_index_files(folder / INDEX)) if (folder / INDEX).exists() else set()
+    digests = {}
     try:
         for name, part in zip(files, parts, strict=True):
-            write(folder / name, planned(part), arrays(part), {})
+            digests[name] = write(folder / name, planned(part), arrays(part), {})
     except BaseException:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
     total = sum(leaf.nbytes for leaf in leaves)
     where = {a.name: name for name, part in zip(files, parts, strict=True) for i in part for a in leaves[i].arrays}
+    known = {"total_size": total, **meta}
+    known[DIGESTS] = json.dumps({"": _index_digest(where, known), **digests})
     with replacing(folder / INDEX) as file:
-        file.write(json.dumps({"metadata": {"total_size": total, **meta}, "weight_map": where}, indent=1).encode())
+        file.write(json.dumps({"metadata": known, "weight_map": where}, indent=1).encode())
     for name in old - set(files):
         (folder / name).unlink(missing_ok=True)
 
@@ -124,21 +130,22 @@ class Checkpoint:
 
     def __init__(self, path: Any) -> None:
         path = Path(path)
-        if path.is_dir():
-            path = path / INDEX if (path / INDEX).exists() or not (path / ONE).exists() else path / ONE
-        self.path = path
+        self.path = path = _in_folder(path) if path.is_dir() else path
         if path.suffix == ".json":
             where, meta = _index(path)
             readers = {name: Reader(path.parent / name) for name in sorted(set(where.values()))}
             for tensor, name in where.items():
                 if tensor not in readers[name].entries:
                     fail(path, f"it is said to be in {name}, which does not have it", tensor)
+            _check_digests(path, where, meta, readers)
             self.readers = {tensor: readers[name] for tensor, name in where.items()}
         else:
             reader = Reader(path)
             self.readers, meta = dict.fromkeys(reader.entries, reader), reader.metadata
         self.metadata = meta
         self.tree = told_in(path, meta)
+        if self.tree is not None and DIGESTS not in meta:
+            fail(path, f"its header tells of typax's values, but has no {DIGESTS}")
 
     def array(self, kept: Kept) -> np.ndarray:
         """An array, as a view of the file or unpacked."""
@@ -385,15 +392,11 @@ def told_in(path: Path, meta: Mapping[str, Any]) -> Any:
 
 
 def _index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    try:
-        size = path.stat().st_size
-        if size > 10**9:
+    with opened(path) as file:
+        if (size := file.seek(0, 2)) > MAX_HEADER:
             fail(path, f"an index of {size} bytes is no index")
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise FileError(f"{path}: {e.strerror or e}") from None
-    except (ValueError, RecursionError) as e:
-        fail(path, f"is not valid JSON: {e}")
+        file.seek(0)
+        told = parsed(path, file.read(), "the index")
     where = told.get("weight_map") if isinstance(told, dict) else None
     meta = told.get("metadata", {}) if isinstance(told, dict) else {}
     if not isinstance(where, dict) or not isinstance(meta, dict):
@@ -404,6 +407,38 @@ def _index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
         if not name.endswith(".safetensors"):
             fail(path, f"it is said to be in {name!r}, which is no .safetensors file", tensor)
     return where, meta
+
+
+def _index_digest(where: Mapping[str, str], meta: Mapping[str, Any]) -> str:
+    """The SHA-256 of what an index says."""
+    return sha256(json.dumps([where, {k: v for k, v in meta.items() if k != DIGESTS}], sort_keys=True).encode())
+
+
+def _check_digests(path: Path, where: Mapping[str, str], meta: Mapping[str, Any], readers: Mapping[str, Reader]) -> None:
+    """That an index, and the files that it names, are those that were written."""
+    if (text := meta.get(DIGESTS)) is None:
+        if part := [name for name, r in readers.items() if DIGESTS in r.metadata and "typax" not in r.metadata]:
+            fail(path, f"it has no {DIGESTS}, with which {part[0]} was written")
+        return
+    with _about(path):
+        found = json.loads(text)
+    if not isinstance(found, dict) or found.get("") != _index_digest(where, meta):
+        fail(path, "it is not what was written (its SHA-256 differs)")
+    for name, reader in readers.items():
+        if found.get(name) != reader.digest:
+            fail(path, f"{name} is not the file that was written with it (its SHA-256 differs)")
+
+
+def _in_folder(folder: Path) -> Path:
+    """The index or the file in a folder."""
+    for name in (INDEX, ONE):
+        if (folder / name).exists():
+            return folder / name
+    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        what = f"several of them: {found[0].name}, {found[1].name}" if found else "none"
+        fail(folder, f"has neither {INDEX} nor {ONE}, nor one other safetensors file or index, but {what}")
+    return found[0]
 
 
 def _index_files(path: Path) -> list[str]:

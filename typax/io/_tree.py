@@ -122,7 +122,7 @@ class Names:
         self.taken: set[str] = set()
 
     def new(self, *parts: str) -> str:
-        base = name = ".".join(p for p in parts if p) or "value"
+        base = name = ".".join(p for p in parts if p).encode("utf-8", "replace").decode("utf-8") or "value"
         n = 2
         while name in self.taken or name == "__metadata__":
             name, n = f"{base}~{n}", n + 1

@@ -16,8 +16,9 @@ Sources: the layouts as compressed-tensors 0.20, transformers' fine-grained fp8,
 0.50 write them.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from typax import _jax
 from typax._codes import dot_general
+from typax._describe import brief
 from typax._lift import lift
 from typax._op import Refused
-from typax._structural import dense
+from typax._structural import Opened, dense
 from typax._value import Value
 from typax.io._disk import FileError, fail
-from typax.io._save import Checkpoint, chooser, placing, put
+from typax.io._save import Checkpoint, chooser, own, placing, put
 from typax.io._tree import Kept, Leaf, Names, describe, leaf_of
 from typax.quantized import Quantized, from_codes, packing
 from typax.quantized.format import NF4, Format, formats, signed, unsigned
@@ -62,10 +66,14 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
     Raises:
       FileError: if a file is damaged, or its quantization is none of those above.
     """
-    reader = _reader(Checkpoint(folder))
-    wanted = chooser(only) if only is not None else lambda _: True
-    place = placing(sharding)
-    return {n: put(reader.value(n), place, n) for n in reader.names() if wanted(n)}
+    ck = HfCheckpoint(Checkpoint(folder))
+    wanted, place = chooser(only) if only is not None else lambda _: True, placing(sharding)
+    out = {}
+    for name, leaf in ck.leaves().items():
+        if wanted(name):
+            out[name] = ck.value(leaf, place)
+            ck.release(leaf)
+    return out
 
 
 class HfCheckpoint:
@@ -76,11 +84,8 @@ class HfCheckpoint:
 
     @cached_property
     def _leaves(self) -> dict[str, Any]:
-        names, out = Names(), {}
-        for name in self._reader.names():  # the type of a quantized weight is known when it is put together
-            out[name] = leaf_of(self._reader.value(name), name, names)
-            self._reader.release(name)
-        return out
+        names = Names()
+        return {name: leaf_of(self._reader.type(name), name, names) for name in self._reader.names()}
 
     def leaves(self) -> dict[str, Any]:
         """The leaves by name."""
@@ -179,65 +184,96 @@ class _Reader:
 
     # --- values -------------------------------------------------------------------------------------------------
 
+    def type(self, name: str) -> Any:
+        """The type of a tensor of the model, of the headers and what is small."""
+        with self._about(name):
+            if (found := self._found(name)) is None:
+                e = self.ck.readers[name].entries[name]
+                return jax.ShapeDtypeStruct(e.shape, e.dtype)
+            make, parts = found
+            return _type_of(make, [self._told(p) for p in parts])
+
     def value(self, name: str) -> Any:
         """The array or value of a tensor of the model."""
-        stem = name.removesuffix(".weight")
+        with self._about(name):
+            if (found := self._found(name)) is None:
+                x = self.array(name)
+                return x.copy() if x.dtype.itemsize == 8 and not jax.config.jax_enable_x64 else jax.device_put(own(x))
+            make, parts = found
+            return make(*(jax.device_put(own(self.array(p))) for p in parts))
+
+    @contextlib.contextmanager
+    def _about(self, name: str) -> Iterator[None]:
         try:
-            if self.has(f"{stem}.qweight"):
-                return self._awq(stem) if self.method == "awq" else self._gptq(stem)
-            if self.has(f"{stem}.weight_packed"):
-                return self._packed(stem)
-            if self.has(f"{stem}.weight.absmax"):
-                return self._bnb(name)
-            for scale in ("weight_scale", "weight_scale_inv"):
-                if name == f"{stem}.weight" and self.has(f"{stem}.{scale}"):
-                    return self._codes(stem, scale)
+            yield
         except FileError:
             raise
         except KeyError as e:
             fail(self.ck.path, f"what describes its quantization has no {e}", name)
         except (ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as e:
-            fail(self.ck.path, f"its quantization is not what it should be: {str(e).splitlines()[0]}", name)
-        x = self.array(name)
-        wide = x.dtype.itemsize == 8 and not jax.config.jax_enable_x64
-        return x.copy() if wide else jnp.array(x)
+            why = str(e).splitlines()[0] if str(e) else type(e).__name__
+            fail(self.ck.path, f"its quantization is not what it should be: {why}", name)
+
+    def _found(self, name: str) -> "tuple[Callable[..., Any], list[str]] | None":
+        """How a value is made of tensors in the file, and of which; ``None`` for what is an array."""
+        stem = name.removesuffix(".weight")
+        if self.has(f"{stem}.qweight"):
+            return self._awq(stem) if self.method == "awq" else self._gptq(stem)
+        if self.has(f"{stem}.weight_packed"):
+            return self._packed(stem)
+        if self.has(f"{stem}.weight.absmax"):
+            return self._bnb(name)
+        for scale in ("weight_scale", "weight_scale_inv"):
+            if name == f"{stem}.weight" and self.has(f"{stem}.{scale}"):
+                return self._codes(stem, scale)
+        return None
+
+    def _told(self, name: str, ndim: int | None = None, dtypes: tuple[str, ...] = ()) -> Any:
+        """What the header tells of a tensor, of so many axes and one of these dtypes."""
+        if not self.has(name):
+            fail(self.ck.path, "there is no such tensor in it, which its quantization needs", name)
+        e = self.ck.readers[name].entries[name]
+        if dtypes and e.dtype.name not in dtypes:
+            fail(self.ck.path, f"it is of dtype {e.dtype}, none of {', '.join(dtypes)}", name)
+        if ndim is not None and len(e.shape) != ndim:
+            fail(self.ck.path, f"it has the shape {list(e.shape)}, not {ndim} axes", name)
+        return jax.ShapeDtypeStruct(e.shape, e.dtype)
 
     def _built(self, codes: Any, scale: Any, format: Any, **layout: Any) -> Any:
-        return from_codes(jnp.asarray(codes), scale, format, dtype=self.dtype, **layout)
+        return from_codes(codes, scale, format, dtype=self.dtype, **layout)
+
+    def _width(self, told: Any, name: str, among: Any = range(2, 9)) -> int:
+        """The bits of a code, as a configuration tells them."""
+        if type(told) is not int or told not in among:
+            fail(self.ck.path, f"codes of {brief(told)} bits are not read", name)
+        return told
 
     def _codes(self, stem: str, scale: str) -> Any:
         """Codes of 8 bits, one for each entry."""
-        w, s = self.array(f"{stem}.weight"), self.array(f"{stem}.{scale}")
+        weight, scale = f"{stem}.weight", f"{stem}.{scale}"
         known = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
-        if w.dtype.name not in known:
-            fail(self.ck.path, f"a weight with scales is of dtype {w.dtype}, none of {', '.join(known)}", f"{stem}.weight")
+        w, s = self._told(weight, 2, tuple(known)), self._told(scale, None, _SCALES)
         format = known[w.dtype.name]
-        if w.ndim != 2:
-            fail(self.ck.path, f"a weight with scales has the shape {list(w.shape)}, not [out, in]", f"{stem}.weight")
-        if s.dtype == np.uint8 and s.shape == (w.shape[0], -(-w.shape[1] // 32)):
-            return self._built(w, s, "mxfp8" if format == "fp8_e4m3" else "mxfp8_e5m2")
-        s = _scales(s)
-        if s.size == 1:
-            return self._built(w, s, format, axis=None)
-        if s.shape == (w.shape[0], 1) or s.shape == (w.shape[0],):
-            return self._built(w, s.reshape(-1), format)
-        block = self._block(w.shape, s.shape, stem)
-        return self._built(w, s, format, axis=(0, 1), group=block)
+        size = int(np.prod(s.shape))
+        if _is_powers(s) and s.shape == (w.shape[0], -(-w.shape[1] // 32)) and format != "int8":
+            mx = "mxfp8" if format == "fp8_e4m3" else "mxfp8_e5m2"
+            return lambda w, s: self._built(w, _bytes(s), mx), [weight, scale]
+        if size == 1:
+            return lambda w, s: self._built(w, _scales(s), format, axis=None), [weight, scale]
+        if s.shape in ((w.shape[0], 1), (w.shape[0],)):
+            return lambda w, s: self._built(w, _scales(s).reshape(-1), format), [weight, scale]
+        block = self._block(w.shape, s.shape, weight)
+        return lambda w, s: self._built(w, _scales(s), format, axis=(0, 1), group=block), [weight, scale]
 
-    def _block(self, shape: Any, scales: Any, stem: str) -> tuple[int, int]:
+    def _block(self, shape: Any, scales: Any, name: str) -> tuple[int, int]:
         told = self.config.get("weight_block_size")
         if not told:
             told = self._scheme().get("block_structure") or [128, 128]
-        block = tuple(told)
-        if len(block) != 2 or not all(isinstance(b, int) and b > 0 for b in block):
-            fail(self.ck.path, f"the block size {told} is not two numbers", f"{stem}.weight")
-        if tuple(-(-n // b) for n, b in zip(shape, block, strict=True)) != tuple(scales):
-            fail(
-                self.ck.path,
-                f"{list(scales)} scales do not go with {list(shape)} in blocks of {list(block)}",
-                f"{stem}.weight",
-            )
-        return block  # type: ignore[return-value]
+        if not isinstance(told, list) or len(told) != 2 or not all(type(b) is int and b > 0 for b in told):
+            fail(self.ck.path, f"the block size {brief(told)} is not two numbers", name)
+        if tuple(-(-n // b) for n, b in zip(shape, told, strict=True)) != tuple(scales):
+            fail(self.ck.path, f"{list(scales)} scales do not go with {list(shape)} in blocks of {told}", name)
+        return told[0], told[1]
 
     def _scheme(self) -> dict[str, Any]:
         groups = self.config.get("config_groups")
@@ -247,103 +283,159 @@ class _Reader:
 
     def _packed(self, stem: str) -> Any:
         """compressed-tensors: int32 words along the inputs, or bytes of two 4-bit floats."""
-        words, s = self.array(f"{stem}.weight_packed"), self.array(f"{stem}.weight_scale")
+        packed, scale = f"{stem}.weight_packed", f"{stem}.weight_scale"
+        words, s = self._told(packed, 2, ("int32", "uint8")), self._told(scale, None, _SCALES)
         if words.dtype == np.uint8:
-            codes = _unpacked(words, unsigned(4), 2 * words.shape[1])
-            if s.dtype == np.uint8:
-                return self._built(codes, s, "mxfp4")
-            inverse = np.float32(1) / self.array(f"{stem}.weight_global_scale").astype(np.float32).reshape(())
-            return self._built(codes, (jnp.asarray(s), inverse), "nvfp4")
-        n, k = (int(v) for v in self.array(f"{stem}.weight_shape"))
-        bits = self._scheme().get("num_bits") or 32 * words.shape[1] // k
-        if bits not in range(2, 9) or words.shape != (n, -(-k * bits // 32)):
-            fail(
-                self.ck.path,
-                f"{list(words.shape)} words do not hold [{n}, {k}] codes of {bits} bits",
-                f"{stem}.weight_packed",
-            )
-        codes = _unpacked(words, unsigned(bits), k)  # the code plus half the range
-        s = _scales(s)
-        g = None if s.size in (1, n) and s.shape[-1] == 1 else _group(k, s.shape[1])
-        layout = {"axis": None} if s.size == 1 else {"axis": -1, "group": g}
-        if self.has(f"{stem}.weight_g_idx") and _order(self.array(f"{stem}.weight_g_idx"), g) is not None:
-            fail(self.ck.path, "weights ordered by activations are read from GPTQ files only", f"{stem}.weight_g_idx")
-        rows = s.reshape(()) if s.size == 1 else s.reshape(n) if g is None else s
-        if self.has(f"{stem}.weight_zero_point"):
-            z = self.array(f"{stem}.weight_zero_point")
-            z = _unpacked(z.T, unsigned(bits), n).T if z.dtype == np.int32 else (z + (1 << bits - 1)).astype(np.uint8)
-            return self._built(codes, rows, unsigned(bits), zero_point=z.reshape(rows.shape), **layout)
-        shifted = (codes.astype(np.int16) - (1 << bits - 1)).astype(np.int8)
-        return self._built(shifted, rows, signed(bits), **layout)
+            pairs = lambda w: _unpacked(w, unsigned(4), 2 * words.shape[1])
+            if _is_powers(s):
+                return lambda w, s: self._built(pairs(w), _bytes(s), "mxfp4"), [packed, scale]
+            (inverse,) = self._small(f"{stem}.weight_global_scale", 1, ("float32",))
+            outer = np.float32(1) / inverse
+            return lambda w, s: self._built(pairs(w), (s, outer), "nvfp4"), [packed, scale]
+        n, k = (int(v) for v in self._small(f"{stem}.weight_shape", 2, ("int64", "int32")))
+        told = self._scheme().get("num_bits")
+        bits = self._width(32 * words.shape[1] // max(k, 1) if told is None else told, packed)
+        if words.shape != (n, -(-k * bits // 32)):
+            fail(self.ck.path, f"{list(words.shape)} words do not hold [{n}, {k}] codes of {bits} bits", packed)
+        size, half = int(np.prod(s.shape)), 1 << (bits - 1)
+        g = None if size in (1, n) and s.shape[-1:] == (1,) else _group(k, s.shape[1])
+        layout = {"axis": None} if size == 1 else {"axis": -1, "group": g}
+        if self.has(order := f"{stem}.weight_g_idx") and _order(self._small(order, k, ("int32", "int64")), g) is not None:
+            fail(self.ck.path, "weights ordered by activations are read from GPTQ files only", order)
+        rows = () if size == 1 else (n,) if g is None else s.shape
+        if not self.has(zero := f"{stem}.weight_zero_point"):
+            signs = lambda w: (_unpacked(w, unsigned(bits), k).astype(jnp.int16) - half).astype(jnp.int8)
+            return lambda w, s: self._built(signs(w), _scales(s).reshape(rows), signed(bits), **layout), [packed, scale]
+        whole = self._told(zero, None, ("int32", "int8")).dtype == np.int8
+
+        def made(w: Any, s: Any, z: Any) -> Any:
+            z = (z.astype(jnp.int16) + half).astype(jnp.uint8) if whole else _unpacked(z.T, unsigned(bits), n).T
+            codes = _unpacked(w, unsigned(bits), k)  # the code plus half the range
+            return self._built(codes, _scales(s).reshape(rows), unsigned(bits), zero_point=z.reshape(rows), **layout)
+
+        return made, [packed, scale, zero]
 
     def _gptq(self, stem: str) -> Any:
-        bits = int(self.config.get("bits", 4))
-        w, z = self.array(f"{stem}.qweight"), self.array(f"{stem}.qzeros")
-        s = _scales(self.array(f"{stem}.scales"))
+        parts = [f"{stem}.{p}" for p in ("qweight", "qzeros", "scales")]
+        bits = self._width(self.config.get("bits", 4), parts[0])
+        w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
         (g, n), k = s.shape, w.shape[0] * 32 // bits
-        codes = _unpacked(w.T, unsigned(bits), k)
-        zeros = _unpacked(z, unsigned(bits), n)
-        if str(self.config.get("checkpoint_format", "gptq")) != "gptq_v2":
-            zeros = (zeros + 1) & ((1 << bits) - 1)
+        less = 0 if str(self.config.get("checkpoint_format", "gptq")) == "gptq_v2" else 1
         size = None if g == 1 else _group(k, g)
-        order = _order(self.array(f"{stem}.g_idx"), size) if self.has(f"{stem}.g_idx") else None
-        if order is not None:
-            codes = codes[:, order]
+        told = f"{stem}.g_idx"
+        order = _order(self._small(told, k, ("int32", "int64")), size) if self.has(told) else None
         shape = (n,) if g == 1 else (n, g)
-        given = {"zero_point": zeros.T.reshape(shape), "axis": -1, "group": size}
-        value = self._built(codes, s.T.reshape(shape), unsigned(bits), **given)
-        return value if order is None else Permuted(value, jnp.asarray(order, jnp.int32))
+
+        def made(w: Any, z: Any, s: Any) -> Any:
+            codes = _unpacked(w.T, unsigned(bits), k)
+            codes = codes if order is None else jnp.take(codes, order, axis=1)
+            zeros = (_unpacked(z, unsigned(bits), n) + np.uint8(less)) & np.uint8((1 << bits) - 1)
+            given = {"zero_point": zeros.T.reshape(shape), "axis": -1, "group": size}
+            value = self._built(codes, _scales(s).T.reshape(shape), unsigned(bits), **given)
+            return value if order is None else Permuted(value, jnp.asarray(order, jnp.int32))
+
+        return made, parts
 
     def _awq(self, stem: str) -> Any:
-        bits = int(self.config.get("bits", 4))
-        if bits != 4:
-            fail(self.ck.path, f"AWQ packs 4 bits, and its configuration says {bits}", f"{stem}.qweight")
-        s = _scales(self.array(f"{stem}.scales"))
-        g, n = s.shape
+        parts = [f"{stem}.{p}" for p in ("qweight", "qzeros", "scales")]
+        self._width(self.config.get("bits", 4), parts[0], (4,))
+        w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
+        (g, n), k = s.shape, w.shape[0]
+        size, shape = None if g == 1 else _group(k, g), (n,) if g == 1 else (n, g)
         columns = np.argsort(np.array([0, 2, 4, 6, 1, 3, 5, 7]))
 
-        def ordered(words: np.ndarray) -> np.ndarray:
+        def ordered(words: Any) -> Any:
             codes = _unpacked(words, unsigned(4), n).reshape(words.shape[0], n // 8, 8)
             return codes[..., columns].reshape(words.shape[0], n).T
 
-        codes, zeros = ordered(self.array(f"{stem}.qweight")), ordered(self.array(f"{stem}.qzeros"))
-        size = None if g == 1 else _group(codes.shape[1], g)
-        shape = (n,) if g == 1 else (n, g)
-        given = {"zero_point": zeros.reshape(shape), "axis": -1, "group": size}
-        return self._built(codes, s.T.reshape(shape), "uint4", **given)
+        def made(w: Any, z: Any, s: Any) -> Any:
+            given = {"zero_point": ordered(z).reshape(shape), "axis": -1, "group": size}
+            return self._built(ordered(w), _scales(s).T.reshape(shape), "uint4", **given)
+
+        return made, parts
 
     def _bnb(self, name: str) -> Any:
         state = next((n for n in self.ck.readers if n.startswith(f"{name}.quant_state.")), None)
         if state is None or not state.endswith("bitsandbytes__nf4"):
             fail(self.ck.path, f"its quantization is {state or 'not described'}, and only nf4 is read", name)
-        told = json.loads(bytes(self.array(state)).decode("utf-8"))
-        shape, size = tuple(told["shape"]), int(told["blocksize"])
-        table = self.array(f"{name}.quant_map").astype(np.float32)
+        told = json.loads(bytes(self._small(state, None, ("uint8",))).decode("utf-8"))
+        if not isinstance(told, dict) or not isinstance(told["shape"], list):
+            fail(self.ck.path, "it describes no quantization", state)
+        shape, size = told["shape"], told["blocksize"]
+        table = self._small(f"{name}.quant_map", 16, ("float32",))
         if len(shape) != 2 or not np.array_equal(table, np.asarray(NF4.values, np.float32)):
             fail(self.ck.path, "its table is not that of nf4, or its weight is no matrix", name)
-        s = self.array(f"{name}.absmax")
-        if s.dtype == np.uint8:
-            levels = self.array(f"{name}.nested_quant_map").astype(np.float32)[s]
-            coarse, outer = self.array(f"{name}.nested_absmax").astype(np.float32), int(told["nested_blocksize"])
-            if outer <= 0 or coarse.size != -(-s.size // outer):
-                fail(self.ck.path, f"{coarse.size} scales do not go with {s.size} in blocks of {outer}", name)
-            s = levels * coarse[np.arange(s.size) // outer] + np.float32(told["nested_offset"])
+        if not all(type(v) is int and v > 0 for v in (*shape, size)):
+            fail(self.ck.path, f"its shape {brief(shape)} or its blocks of {brief(size)} are none", name)
         n, k = shape
         if k % size:
             fail(self.ck.path, f"blocks of {size} go over the ends of its rows of {k}", name)
-        codes = _unpacked(self.array(name).reshape(1, -1), formats()["nf4"], n * k).reshape(n, k)
-        return self._built(codes, s.astype(np.float32).reshape(n, k // size), "nf4", group=size)
+        w, s = self._told(name, None, ("uint8",)), self._told(f"{name}.absmax", 1, ("float32", "uint8"))
+        if w.shape not in ((-(-n * k // 2), 1), (1, -(-n * k // 2))) or s.shape[0] != n * k // size:
+            fail(
+                self.ck.path, f"{list(w.shape)} bytes and {s.shape[0]} scales do not hold {shape} in blocks of {size}", name
+            )
+        parts = [name, f"{name}.absmax"]
+        nested: Any = None
+        if s.dtype == np.uint8:
+            levels, outer = self._small(f"{name}.nested_quant_map", 256, ("float32",)), told["nested_blocksize"]
+            offset = np.float32(told["nested_offset"])
+            if type(outer) is not int or outer <= 0:
+                fail(self.ck.path, f"its scales are in blocks of {brief(outer)}", name)
+            coarse = self._small(f"{name}.nested_absmax", -(-s.shape[0] // outer), ("float32",))
+            nested = levels, np.repeat(coarse, outer)[: s.shape[0]], offset
+
+        def made(w: Any, s: Any) -> Any:
+            if nested is not None:
+                levels, coarse, offset = nested
+                s = lax.optimization_barrier(jnp.asarray(levels)[s] * jnp.asarray(coarse)) + offset
+            codes = _unpacked(w.reshape(1, -1), formats()["nf4"], n * k).reshape(n, k)
+            return self._built(codes, s.reshape(n, k // size), "nf4", group=size)
+
+        return made, parts
+
+    def _small(self, name: str, size: int | None, dtypes: tuple[str, ...]) -> np.ndarray:
+        """A tensor that says how others are read, of so many entries, flat."""
+        told = self._told(name, None, dtypes)
+        n = int(np.prod(told.shape, dtype=object))
+        if n != size if size is not None else n > 10**6:
+            fail(self.ck.path, f"it has {n} entries, not {size or 'a description'}", name)
+        return self.array(name).reshape(-1)
 
 
-def _scales(s: np.ndarray) -> np.ndarray:
+def _type_of(make: Callable[..., Any], told: Sequence[Any]) -> Any:
+    """The type of what is made of such arrays."""
+    found = []
+
+    def traced(*xs: Any) -> None:
+        with Opened():
+            found.append(_jax.typeof(make(*xs)))
+
+    jax.eval_shape(traced, *told)
+    return found[0]
+
+
+_SCALES = ("float32", "float16", "bfloat16", "uint8", "float8_e8m0fnu", "float8_e4m3fn")
+_POWERS = np.array([2.0 ** (i - 127) for i in range(255)] + [np.nan], np.float32)
+"""What scales of 8 bits that are powers of two stand for."""
+
+
+def _is_powers(s: Any) -> bool:
+    return s.dtype.name in ("uint8", "float8_e8m0fnu")
+
+
+def _bytes(s: Any) -> Any:
+    """Scales that are powers of two, as their bytes."""
+    return s if s.dtype == jnp.uint8 else lax.bitcast_convert_type(s, jnp.uint8)
+
+
+def _scales(s: Any) -> Any:
     """Scales as float32, which holds those of fewer bits exactly."""
-    if s.dtype == np.uint8:  # powers of two
-        return np.where(s == 255, np.float32(np.nan), np.ldexp(np.float32(1), s.astype(np.int32) - 127)).astype(np.float32)
-    return s.astype(np.float32)
+    return jnp.asarray(_POWERS)[_bytes(s)] if _is_powers(s) else s.astype(jnp.float32)
 
 
 def _group(k: int, groups: int) -> int:
-    if k % groups:
+    if not groups or k % groups:
         raise ValueError(f"{groups} groups do not divide {k} inputs")
     return k // groups
 
@@ -359,14 +451,14 @@ def _order(g_idx: np.ndarray, group: int | None) -> np.ndarray | None:
     return order
 
 
-def _unpacked(words: np.ndarray, format: Format, n: int) -> np.ndarray:
+def _unpacked(words: Any, format: Format, n: int) -> Any:
     """Codes [rows, n] of rows of words, as the format packs them."""
-    raw = np.ascontiguousarray(words).view(np.uint8).reshape(words.shape[0], -1)
+    raw = words if words.dtype == jnp.uint8 else lax.bitcast_convert_type(words, jnp.uint8).reshape(words.shape[0], -1)
     if raw.shape[1] * 8 < n * format.bits:
         raise ValueError(f"{raw.shape[1]} bytes do not hold {n} codes of {format.bits} bits")
     size = packing.width(format, n)
-    raw = np.pad(raw[:, :size], ((0, 0), (0, max(0, size - raw.shape[1]))))
-    return np.asarray(packing.unpack(format, raw))[:, :n]
+    raw = jnp.pad(raw[:, :size], ((0, 0), (0, max(0, size - raw.shape[1]))))
+    return packing.unpack(format, raw)[:, :n]
 
 
 @dot_general.impl
