@@ -1,8 +1,12 @@
 """The commands on files, as a user runs them."""
 
+import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +14,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("click")
+from click.shell_completion import get_completion_class
 from click.testing import CliRunner
 
 import typax
 from typax.cli import main
+from typax.io import _disk
 
 
 def run(*args, code=0):
@@ -96,11 +102,11 @@ def test_mistakes_are_one_line(files, tmp_path):
         (("inspect", "x.pt"), "is a pickle"),
         (("quantize", source, folder / "q", "--recipe", "int99"), "no format is called 'int99'"),
         (("quantize", source, folder / "no" / "q"), "its folder does not exist"),
-        (("convert", source, folder / "q", "--dense", "float7"), "float7"),
     ]:
         result = run(*args, code=1)
         assert result.stderr.startswith("Error: ") and match in result.stderr and len(result.stderr.splitlines()) == 1
     assert "Usage" in run("quantize", source, code=2).stderr
+    assert "'float7' is not one of" in run("convert", source, folder / "q", "--dense", "float7", code=2).stderr
     typax.io.save(tmp_path / "other", {"ids": jnp.ones(4), "enc": 1})
     result = run("compare", source, tmp_path / "other", code=1)
     assert "enc.0.weight is only in" in result.stderr and "ids has the shape [3]" in result.stderr
@@ -112,12 +118,67 @@ def test_help_of_every_command():
     assert "_TYPAX_COMPLETE" in run("--help").stdout
 
 
+def command(folder):
+    """The command ``typax``, as a shell finds it."""
+    path = folder / "bin" / "typax"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -c \'from typax.cli import main; main(prog_name="typax")\' "$@"\n')
+    path.chmod(0o755)
+    return {**os.environ, "PATH": f"{path.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path(typax.__file__).parents[1])}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_the_shell_completes_commands_options_and_formats(tmp_path):
+    source = {shell: get_completion_class(shell)(main, {}, "typax", "_TYPAX_COMPLETE").source() for shell in ("zsh", "fish")}
+    assert all("typax" in text for text in source.values())
+    program = """
+    eval "$(_TYPAX_COMPLETE=bash_source typax)"
+    asked() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _typax_completion typax; echo "${COMPREPLY[@]}"; }
+    asked typax qu
+    asked typax quantize --sh
+    asked typax quantize a b --recipe nf
+    """
+    done = subprocess.run(["bash", "-c", program], env=command(tmp_path), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["quantize", "--shard-bytes", "nf4 nf4_double"] and not done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full device is Linux's")
+def test_what_is_interrupted_leaves_what_was_there(files, monkeypatch):
+    """Ctrl-C, and a disk that is full, while a file, a GGUF file, an index or a picture is written over another."""
+    folder, _ = files
+    source = folder / "model.safetensors"
+    gguf = ("--architecture", "x", "--dense", "float32")
+    writes = {"q": ("quantize", source, folder / "q"), "c": ("convert", source, folder / "c")}
+    writes |= {"g.gguf": ("convert", source, folder / "g.gguf", *gguf)}
+    writes |= {"s": ("quantize", source, folder / "s", "--shard-bytes", 100)}
+    for args in writes.values():
+        run(*args)
+        assert "give --force" in run(*args, code=1).stderr
+    whole = lambda: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    before = whole()
+    for error, code, told in [
+        (KeyboardInterrupt(), 130, "Interrupted."),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot be written: No space left on device"),
+    ]:
+        for args in writes.values():
+            monkeypatch.setattr(_disk.os, "fsync", lambda _, e=error: (_ for _ in ()).throw(e))
+            other = ("--recipe", "nf4") if args[0] == "quantize" else ("--dense", "same")
+            result = run(*args, *other, "-f", code=code)
+            monkeypatch.undo()
+            assert told in result.stderr and whole() == before
+    assert "is no ordinary file" in run("convert", source, "/dev/null", "-f", code=1).stderr
+    assert Path("/dev/null").is_char_device()
+    run("quantize", source, source, "--force")  # onto itself
+    assert str(jax.typeof(typax.io.load(source)["enc.0.weight"])) == "q8[16,8]"
+
+
 def test_rows_are_quantized_in_parts_as_they_are_at_once(files, monkeypatch):
     folder, _ = files
     for recipe in ("int8", "nf4", "nvfp4", "fp8_e4m3"):
-        run("quantize", folder, folder / "whole", "--recipe", recipe, "--again")
+        run("quantize", folder, folder / "whole", "--recipe", recipe, "--again", "--force")
         monkeypatch.setattr("typax.cli.files.PART", 100)
-        run("quantize", folder, folder / "parts", "--recipe", recipe)
+        run("quantize", folder, folder / "parts", "--recipe", recipe, "--force")
         monkeypatch.undo()
         assert (folder / "whole").read_bytes() == (folder / "parts").read_bytes(), recipe
 
@@ -146,7 +207,8 @@ def test_to_gguf_and_from_there_anew(files):
     assert (folder / "a.gguf").read_bytes() == (folder / "b.gguf").read_bytes()
     text = run("quantize", folder / "a.gguf", folder / "q", "--recipe", "int8").stdout
     assert "left: it is a value already" in text and "q8_0[4,64]" in text
-    text = run("quantize", folder / "a.gguf", folder / "q", "--recipe", "int8", "--again").stdout
+    assert "give --force" in run("quantize", folder / "a.gguf", folder / "q", "--again", code=1).stderr
+    text = run("quantize", folder / "a.gguf", folder / "q", "--recipe", "int8", "--again", "--force").stdout
     assert "float32[4,64]" in text and "q8[4,64]" in text
     want = typax.quantize(typax.dense(model.tensors["w"]))
     np.testing.assert_array_equal(typax.io.load(folder / "q")["w"].qvalue, want.qvalue)
@@ -184,7 +246,7 @@ def test_folders_that_are_quantized_already(hf, tmp_path):
     np.testing.assert_array_equal(got.qvalue, codes)
     assert run("compare", folder, tmp_path / "same").exit_code == 0
     assert "it is a value already" in run("quantize", folder, tmp_path / "q", "--recipe", "int4").stdout
-    run("quantize", folder, tmp_path / "q", "--recipe", "int4", "--again")
+    run("quantize", folder, tmp_path / "q", "--recipe", "int4", "--again", "-f")
     assert str(jax.typeof(typax.io.load(tmp_path / "q")["l.weight"])) == "q4<bfloat16>[4,64]"
 
 

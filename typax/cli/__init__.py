@@ -7,7 +7,7 @@
     typax convert IN OUT                                 another file format
 
 Exit status: 0 if all is well, 1 if a file is not what it should be or something that was checked does not hold, 2 if the
-command is used wrongly.
+command is used wrongly, 130 after Ctrl-C.
 """
 
 try:
@@ -16,12 +16,13 @@ try:
 except ImportError as e:
     raise SystemExit(f"the command typax needs {e.name}: pip install 'typax[cli]'") from None
 
+from typax.cli._common import Commands
 from typax.cli.check import check
 from typax.cli.compare import compare
 from typax.cli.files import convert, inspect, quantize
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="typax")
 def main() -> None:
     """Hi types for JAX: laws of types, quantized files.

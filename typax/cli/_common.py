@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,24 +13,37 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from typax.io import FileError
+from typax.io._disk import shown
+from typax.io._save import INDEX
 
 
-@contextlib.contextmanager
-def messages() -> Iterator[None]:
-    """A user's mistake is one line on stderr, and exit status 1."""
-    try:
-        yield
-    except FileError as e:
-        raise click.ClickException(str(e)) from None
-    except (ValueError, TypeError, ImportError) as e:
-        if isinstance(e, click.ClickException):
-            raise
-        raise click.ClickException(str(e)) from None
-    except OSError as e:
-        if isinstance(e, BrokenPipeError):
-            raise
-        raise click.ClickException(f"{e.filename}: {e.strerror}" if e.filename else str(e)) from None
+class Commands(click.Group):
+    """Commands of which a mistake is a line on stderr, and Ctrl-C is no news."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            raise SystemExit(130) from None
+        except BrokenPipeError:
+            raise  # by click, without a word
+        except OSError as e:
+            raise click.ClickException(f"{shown(e.filename)}: {e.strerror}" if e.filename else str(e)) from None
+        except (ValueError, TypeError, ImportError, NotImplementedError, OverflowError) as e:
+            raise click.ClickException(" ".join(str(e).split("\n"))) from None
+        except MemoryError:
+            raise click.ClickException("there is not enough memory") from None
+
+
+FORCE = click.option("-f", "--force", is_flag=True, help="Overwrite what is there.")
+
+
+def may_write(target: Path, force: bool) -> None:
+    """Raise unless a file, or a checkpoint in a folder, may be written there."""
+    taken = (target / INDEX).exists() if target.is_dir() else target.exists()
+    if taken and not force:
+        raise click.ClickException(f"{shown(target)} is there already: give --force to overwrite it")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

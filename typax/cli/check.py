@@ -79,8 +79,9 @@ def _load(module: str) -> Any:
             spec.loader.exec_module(made)
             return made
         return importlib.import_module(module)
-    except (ImportError, FileNotFoundError) as e:
-        raise click.UsageError(f"cannot import {module}: {e}") from None
+    except Exception as e:  # whatever a module does when it is imported
+        told = str(e) if isinstance(e, ImportError | FileNotFoundError) else f"{type(e).__name__}: {e}"
+        raise click.UsageError(f"cannot import {module}: {told}") from None
 
 
 def _named(module: str, name: str) -> Any:

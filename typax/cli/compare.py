@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jax
 import numpy as np
 
+from typax._describe import show
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import messages, progress, table
+from typax.cli._common import FORCE, may_write, progress, table
 from typax.io import _open
+from typax.io._disk import replacing
 from typax.io._save import chooser
-from typax.io._tree import Leaf
+from typax.io._tree import Leaf, is_key
 
 
 @click.command()
@@ -22,41 +25,42 @@ from typax.io._tree import Leaf
 @click.option("--only", multiple=True, help="Only what a pattern chooses. May be repeated.")
 @click.option("--worst", type=click.IntRange(1), help="Show only so many tensors, the worst first.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a picture of the errors (needs matplotlib).")
+@FORCE
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def compare(a: Path, b: Path, only: tuple[str, ...], worst: int | None, plot: Path | None, as_json: bool) -> None:
+def compare(
+    a: Path, b: Path, only: tuple[str, ...], worst: int | None, plot: Path | None, force: bool, as_json: bool
+) -> None:
     """Compare what the tensors of B stand for with those of A, the exact ones: worst first.
 
     SQNR is the ratio of the power of A to that of the difference, in dB: 6 dB are one bit. Exit status 1 if a tensor of one
     is not in the other, or of another shape.
     """
-    with messages():
-        one, two = _open.open_checkpoint(a), _open.open_checkpoint(b)
-        chosen = chooser(only) if only else lambda p: True
-        left = {p: x for p, x in one.leaves().items() if isinstance(x, Leaf) and chosen(p)}
-        right = {p: x for p, x in two.leaves().items() if isinstance(x, Leaf) and chosen(p)}
-        rows, wrong = [], []
-        wrong += [f"{p} is only in {a}" for p in left if p not in right] + [
-            f"{p} is only in {b}" for p in right if p not in left
-        ]
-        both = [p for p in left if p in right]
-        with progress(sum(left[p].nbytes for p in both), "comparing") as done:
-            for p in both:
-                x, y = left[p], right[p]
-                if tuple(x.type.shape) != tuple(y.type.shape):
-                    wrong.append(f"{p} has the shape {list(x.type.shape)} in {a} and {list(y.type.shape)} in {b}")
-                elif getattr(x.type, "dense_type", None) is None or not isinstance(x.type.dense_type, dict | tuple):
-                    rows.append({"path": p, **errors(_array(one, x), _array(two, y))})
-                one.release(x)
-                two.release(y)
-                done(p, x.nbytes)
-        rows.sort(key=lambda r: (r["sqnr"], -r["max"]))
-        if plot is not None:
-            picture(rows, plot, f"{b.name} against {a.name}")
+    if plot is not None:
+        may_write(plot, force)
+    one, two = _open.open_checkpoint(a), _open.open_checkpoint(b)
+    chosen = chooser(only) if only else lambda p: True
+    left, right = ({p: x for p, x in ck.leaves().items() if chosen(p)} for ck in (one, two))
+    if only and not (left or right):
+        raise click.ClickException(f"no path is chosen by {', '.join(only)}")
+    wrong = [f"{p} is only in {a}" for p in left if p not in right]
+    wrong += [f"{p} is only in {b}" for p in right if p not in left]
+    rows, both = [], [p for p in left if p in right]
+    with progress(sum(_bytes(left[p]) for p in both), "comparing") as done:
+        for p in both:
+            x, y = left[p], right[p]
+            if why := _unlike(x, y, a, b):
+                wrong.append(f"{p} {why}")
+            elif isinstance(x, Leaf):
+                rows.append({"path": p, **errors(_array(one, x), _array(two, y))})
+            done(p, _bytes(x))
+    rows.sort(key=lambda r: (r["sqnr"], -r["max"]))
+    if plot is not None:
+        picture(rows, plot, f"{b.name} against {a.name}")
     if as_json:
         click.echo(json.dumps({"rows": [_finite(r) for r in rows], "unlike": wrong}, indent=1))
     elif rows:
-        shown = rows[:worst] if worst else rows
-        cells = [(r["path"], *(f"{r[k]:.3g}" for k in ("max", "rms", "relative")), f"{r['sqnr']:.1f}") for r in shown]
+        worst_first = rows[:worst] if worst else rows
+        cells = [(r["path"], *(f"{r[k]:.3g}" for k in ("max", "rms", "relative")), f"{r['sqnr']:.1f}") for r in worst_first]
         table(("path", "max error", "rms error", "rms of A's", "SQNR dB"), cells, right=(1, 2, 3, 4))
     for line in wrong:
         click.echo(line, err=True)
@@ -66,9 +70,36 @@ def compare(a: Path, b: Path, only: tuple[str, ...], worst: int | None, plot: Pa
         raise SystemExit(1)
 
 
+def _bytes(x: Any) -> int:
+    return x.nbytes if isinstance(x, Leaf) else 0
+
+
+def _unlike(x: Any, y: Any, a: Path, b: Path) -> str | None:
+    """Why two leaves cannot be compared as arrays; ``None`` if they can, or are the same."""
+    if not isinstance(x, Leaf) or not isinstance(y, Leaf):
+        told = [show(v.type) if isinstance(v, Leaf) else repr(v) for v in (x, y)]
+        return None if x == y else f"is {told[0]} in {a} and {told[1]} in {b}"
+    if any(isinstance(getattr(v.type, "dense_type", None), dict | tuple) for v in (x, y)):
+        return "stands for several arrays, which are not compared"
+    if tuple(x.type.shape) != tuple(y.type.shape):
+        return f"has the shape {list(x.type.shape)} in {a} and {list(y.type.shape)} in {b}"
+    return None
+
+
 def _array(ck: Any, leaf: Leaf) -> np.ndarray:
+    """What a leaf stands for, flat; complex numbers as pairs, keys of random numbers as their words."""
     x = ck.value(leaf)
-    return np.asarray(dense(x) if isinstance(leaf.type, ValueType) else x)
+    ck.release(leaf)
+    if isinstance(leaf.type, ValueType):
+        x = dense(x)
+    if is_key(x.dtype):
+        x = jax.random.key_data(x)
+    x = np.asarray(x).reshape(-1)
+    return x.view(np.dtype(f"f{x.itemsize // 2}")) if np.iscomplexobj(x) else x
+
+
+PART = 2**21
+"""Numbers that are compared at a time."""
 
 
 def errors(x: Any, y: Any) -> dict[str, float]:
@@ -76,18 +107,24 @@ def errors(x: Any, y: Any) -> dict[str, float]:
 
     Entries that are NaN, or the same infinity, in both do not differ.
     """
-    x, y = (np.asarray(v, np.float64).reshape(-1) for v in (x, y))
-    with np.errstate(invalid="ignore"):
-        d = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, y - x)
-    if not d.size:
+    x, y = (np.asarray(v).reshape(-1) for v in (x, y))
+    if not x.size:
         return {"max": 0.0, "rms": 0.0, "relative": 0.0, "sqnr": math.inf}
-    d = np.where(np.isnan(d), np.inf, np.abs(d))
-    power, noise = float(np.mean(np.square(x[np.isfinite(x)]))) if np.isfinite(x).any() else 0.0, float(np.mean(d * d))
+    largest, noise, power, finite = 0.0, 0.0, 0.0, 0
+    for i in range(0, x.size, PART):
+        a, b = (v[i : i + PART].astype(np.float64) for v in (x, y))
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = np.abs(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, b - a))
+            d[np.isnan(d)] = np.inf
+            largest, noise = max(largest, float(d.max())), noise + float(np.sum(d * d))
+            a = a[np.isfinite(a)]
+            power, finite = power + float(np.sum(a * a)), finite + a.size
+    noise, power = noise / x.size, power / max(finite, 1)
     sqnr = (
         math.inf if noise == 0 else -math.inf if not math.isfinite(noise) or power == 0 else 10 * math.log10(power / noise)
     )
     relative = 0.0 if noise == 0 else math.sqrt(noise / power) if power else math.inf
-    return {"max": float(d.max()), "rms": math.sqrt(noise), "relative": relative, "sqnr": sqnr}
+    return {"max": largest, "rms": math.sqrt(noise), "relative": relative, "sqnr": sqnr}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -108,8 +145,9 @@ def picture(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     axes.barh([r["path"] for r in reversed(finite)], [r["sqnr"] for r in reversed(finite)])
     axes.set_xlabel("SQNR, dB")
     axes.set_title(title)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as e:
-        raise click.ClickException(f"{path}: {e}") from None
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise click.ClickException(f"{path}: pictures are not written as {kind}: let it end with .png, .svg or .pdf")
+    with replacing(path) as file:
+        figure.savefig(file, format=kind)
     pyplot.close(figure)

@@ -9,17 +9,19 @@ from typing import Any
 import click
 import jax
 import jax.numpy as jnp
+from click.shell_completion import CompletionItem
 
 from typax._describe import show
 from typax._recipe import quantize_tree, quantizer
 from typax._rows import concatenate
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import messages, progress, size, table
+from typax.cli._common import FORCE, may_write, progress, size, table
 from typax.io import _open
 from typax.io._save import chooser, save_leaves
 from typax.io._tree import Leaf
 from typax.io.gguf import GgufCheckpoint, save_each, type_of
+from typax.quantized.format import formats
 from typax.quantized.ggml import BLOCKS, Ggml
 from typax.quantized.types import QuantizedType, all_groups
 
@@ -34,12 +36,11 @@ def inspect(file: Path, depth: int | None, only: tuple[str, ...], as_json: bool)
 
     FILE is a safetensors or GGUF file, an index, or a folder of Hugging Face's layout.
     """
-    with messages():
-        ck = _open.open_checkpoint(file)
-        leaves = {p: x for p, x in ck.leaves().items() if not only or chooser(only)(p)}
-        if only and not leaves:
-            raise click.ClickException(f"{file}: no path is chosen by {', '.join(only)}")
-        rows = [_row(p, x) for p, x in leaves.items()]
+    ck = _open.open_checkpoint(file)
+    leaves = {p: x for p, x in ck.leaves().items() if not only or chooser(only)(p)}
+    if only and not leaves:
+        raise click.ClickException(f"{file}: no path is chosen by {', '.join(only)}")
+    rows = [_row(p, x) for p, x in leaves.items()]
     if as_json:
         click.echo(json.dumps({"file": str(file), "leaves": rows, "metadata": ck.shown_metadata()}, indent=1))
         return
@@ -74,6 +75,11 @@ def _summed(rows: list[dict[str, Any]], depth: int) -> list[dict[str, Any]]:
     return [r | {"type": ", ".join(f"{n} {k}" for k, n in r["types"].items())} for r in out.values()]
 
 
+def _formats(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Formats that begin so; if none does, files of rules."""
+    return [CompletionItem(f) for f in formats() if f.startswith(begun)] or [CompletionItem(begun, type="file")]
+
+
 PART = 2**25
 """Bytes of the rows that are quantized at a time, where rows have scales of their own."""
 
@@ -81,13 +87,16 @@ PART = 2**25
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--recipe", default="int8", show_default=True, help="A format's name, or a TOML file of rules.")
+@click.option(
+    "--recipe", default="int8", show_default=True, help="A format's name, or a TOML file of rules.", shell_complete=_formats
+)
 @click.option("--again", is_flag=True, help="Also what is quantized already, made dense first.")
 @click.option("--shard-bytes", type=click.IntRange(1), help="Write a folder of files of about this many bytes.")
 @click.option("--dry-run", is_flag=True, help="Only show what would become of each tensor.")
+@FORCE
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each tensor as JSON.")
 def quantize(
-    source: Path, target: Path, recipe: str, again: bool, shard_bytes: int | None, dry_run: bool, as_json: bool
+    source: Path, target: Path, recipe: str, again: bool, shard_bytes: int | None, dry_run: bool, force: bool, as_json: bool
 ) -> None:
     """Quantize a checkpoint by a recipe.
 
@@ -96,18 +105,19 @@ def quantize(
     """
     if target.suffix == ".gguf":
         raise click.UsageError("quantize writes safetensors files: for GGUF there is convert --blocks")
-    with messages():
-        ck = _open.open_checkpoint(source)
-        leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
-        types = {p: _array_type(x.type) if again and _stands_for_floats(x.type) else x.type for p, x in leaves.items()}
-        planned, report = quantize_tree(types, recipe)
-        treat, one = {t.path for t in report.changed}, quantizer(recipe, types)
+    if not dry_run:
+        may_write(target, force)
+    ck = _open.open_checkpoint(source)
+    leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
+    types = {p: _array_type(x.type) if again and _stands_for_floats(x.type) else x.type for p, x in leaves.items()}
+    planned, report = quantize_tree(types, recipe)
+    treat, one = {t.path for t in report.changed}, quantizer(recipe, types)
 
-        def make(path: str, x: Any) -> Any:
-            return _in_parts(planned[path], lambda x: one(path, x), _dense(x, None)) if path in treat else x
+    def make(path: str, x: Any) -> Any:
+        return _in_parts(planned[path], lambda x: one(path, x), _dense(x, None)) if path in treat else x
 
-        if not dry_run:
-            _write(ck, target, lambda p, x: planned[p] if p in treat else x.type, make, shard_bytes)
+    if not dry_run:
+        _write(ck, target, lambda p, x: planned[p] if p in treat else x.type, make, shard_bytes)
     if as_json:
         rows = [t.__dict__ for t in report.leaves]
         click.echo(json.dumps({"leaves": rows, "unmatched": report.unmatched}, indent=1))
@@ -132,15 +142,21 @@ def _in_parts(ty: Any, quantized: Callable[[Any], Any], x: Any) -> Any:
     return concatenate(*(quantized(x[i : i + step]) for i in range(0, x.shape[0], step)), dimension=0)
 
 
+FLOATS = ("same", "float32", "bfloat16", "float16", "float64")
+
+
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--dense", "dtype", help="Write what each value stands for, in this dtype (or 'same').")
+@click.option(
+    "--dense", "dtype", type=click.Choice(FLOATS), help="Write what each value stands for, in this dtype (or its own)."
+)
 @click.option(
     "--blocks", type=click.Choice([k for k in BLOCKS if not k.endswith("_K")]), help="Matrices as such blocks of ggml."
 )
 @click.option("--architecture", help="What a GGUF file says of the model, if IN does not.")
 @click.option("--shard-bytes", type=click.IntRange(1), help="Write a folder of files of about this many bytes.")
+@FORCE
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def convert(
     source: Path,
@@ -149,6 +165,7 @@ def convert(
     blocks: str | None,
     architecture: str | None,
     shard_bytes: int | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Write a checkpoint as a safetensors file, with the same types and bits, or dense; as GGUF if OUT ends with .gguf.
@@ -156,23 +173,23 @@ def convert(
     IN is a safetensors or GGUF file or a folder of Hugging Face's layout. A GGUF file holds arrays and blocks of ggml: give
     --dense or --blocks for other values. Memory holds about one tensor and its result.
     """
-    with messages():
-        ck = _open.open_checkpoint(source)
-        to = jnp.dtype(dtype) if dtype not in (None, "same") else None
+    if target.suffix != ".gguf" and (blocks or architecture):
+        raise click.UsageError("--blocks and --architecture are for GGUF files: let OUT end with .gguf")
+    if target.suffix == ".gguf" and shard_bytes:
+        raise click.UsageError("a GGUF file is one file: --shard-bytes is for safetensors")
+    may_write(target, force)
+    ck = _open.open_checkpoint(source)
+    to = jnp.dtype(dtype) if dtype not in (None, "same") else None
 
-        def types(_: str, x: Leaf) -> Any:
-            floats = isinstance(x.type, ValueType) or jnp.issubdtype(x.type.dtype, jnp.floating)
-            return jax.ShapeDtypeStruct(x.type.shape, to or x.type.dtype) if dtype is not None and floats else x.type
+    def types(_: str, x: Leaf) -> Any:
+        floats = isinstance(x.type, ValueType) or jnp.issubdtype(x.type.dtype, jnp.floating)
+        return jax.ShapeDtypeStruct(x.type.shape, to or x.type.dtype) if dtype is not None and floats else x.type
 
-        made = lambda _, x: _dense(x, to) if dtype is not None else x
-        if target.suffix != ".gguf":
-            if blocks or architecture:
-                raise click.UsageError("--blocks and --architecture are for GGUF files: let OUT end with .gguf")
-            n = _write(ck, target, types, made, shard_bytes)
-        elif shard_bytes:
-            raise click.UsageError("a GGUF file is one file: --shard-bytes is for safetensors")
-        else:
-            n = _write_gguf(ck, target, types, made, blocks, architecture)
+    made = lambda _, x: _dense(x, to) if dtype is not None else x
+    if target.suffix == ".gguf":
+        n = _write_gguf(ck, target, types, made, blocks, architecture)
+    else:
+        n = _write(ck, target, types, made, shard_bytes)
     click.echo(json.dumps({"file": str(target), "bytes": n}) if as_json else f"{target}: {size(n)}")
 
 

@@ -383,7 +383,7 @@ class _Reader:
             if type(outer) is not int or outer <= 0:
                 fail(self.ck.path, f"its scales are in blocks of {brief(outer)}", name)
             coarse = self._small(f"{name}.nested_absmax", -(-s.shape[0] // outer), ("float32",))
-            nested = levels, np.repeat(coarse, outer)[: s.shape[0]], offset
+            nested = levels, coarse[np.arange(s.shape[0]) // outer], offset
 
         def made(w: Any, s: Any) -> Any:
             if nested is not None:
