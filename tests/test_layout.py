@@ -77,6 +77,7 @@ ORDER = [
     "_convolutions",
     "_blocks",
     "lowrank",
+    "_factors",
     "tup",
     "sums",
     "io._disk",

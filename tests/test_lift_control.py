@@ -83,6 +83,23 @@ def test_natively_and_as_on_arrays(name):
         same(f, X, L)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"axis": None},
+        {"axis": (0, 1)},
+        {"format": "nf4", "axis": (0, 2)},
+        {"format": "int4", "axis": (0, 2), "zero_point": True},
+    ],
+)
+def test_layers_that_share_scales_are_each_given_theirs(how):
+    layers = quantize(dense(L), **how)
+    f = lambda w, x: PROGRAMS["scan over layers"](x, w)[0]
+    same(f, layers, X)
+    natives = typax.explain(f)(layers, X).natives
+    assert [line.split("(")[0] for line in natives] == ["dot_general", "transpose", "dot_general"]
+
+
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in STAY_HI])
 def test_mapped_after_lifting(name):
     f = PROGRAMS[name]

@@ -57,6 +57,44 @@ def test_a_format_for_all():
     assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "bias", "axes"),
+    [
+        ("kernel", (3, 16, 4, 8), (3, 4, 8), "-3"),  # layers of 16 in, 4 x 8 out
+        ("kernel", (3, 4, 8, 16), (3, 16), "-3,-2"),
+        ("kernel", (16, 4, 8), (4, 8), "-3"),
+        ("kernel", (5, 16, 8), (8,), "-3,-2"),  # a convolution
+        ("kernel", (5, 16, 8), (5, 8), "-2"),
+        ("kernel", (2, 3, 3, 4, 8), (2, 8), "-4,-3,-2"),
+        ("weight", (5, 4, 3), (5, 1), "-2,-1"),
+        ("weight", (5, 4, 3), (5,), "-2,-1"),
+        ("weight", (5, 4, 3), (5, 4), "-1"),
+        ("weight", (2, 5, 4, 3), (2, 5, 1), "-2,-1"),
+        ("weight", (5, 4, 3), (7,), "-1"),  # not of this weight
+    ],
+)
+def test_a_bias_tells_what_is_contracted(name, shape, bias, axes):
+    tree = {"layer": {name: jnp.ones(shape), "bias": jnp.ones(bias)}}
+    made = typax.quantize(tree["layer"][name], axis=tuple(map(int, axes.split(","))))
+    assert jax.typeof(typax.quantize_tree(tree)[0]["layer"][name]) == jax.typeof(made)
+
+
+def test_groups_are_of_inputs_and_no_larger_than_these():
+    tree = {"a": {"weight": jnp.ones((5, 16, 3, 3))}, "b": {"kernel": jnp.ones((3, 3, 4, 8))}, "c": jnp.ones((5, 4))}
+    made, report = typax.quantize_tree(tree, {"format": "int4", "group": 8})
+    assert [t.after for t in report.changed] == ["q4g8<axis=(-3)>[5,16,3,3]", "q4<axis=(-4,-3,-2)>[3,3,4,8]", "q4g4[5,4]"]
+    assert jnp.array_equal(typax.dense(made["c"]), typax.dense(typax.quantize(tree["c"], "int4", group=8)))
+
+
+def test_vectors_in_disguise_are_left():
+    tree = {"cls": jnp.ones((1, 1, 8)), "w": jnp.ones((2, 8))}
+    _, report = typax.quantize_tree(tree)
+    assert [(t.path, t.why) for t in report.left] == [("cls", "it is a vector")] and [t.path for t in report.changed] == [
+        "w"
+    ]
+    assert typax.quantize_tree(tree, [("cls", "int8")])[1].changed  # named whole, so that it is meant
+
+
 def test_the_first_rule_that_matches_decides():
     recipe = [
         ("head", None),

@@ -92,3 +92,31 @@ def test_keys_are_operands():
     key = jax.random.key(0)
     close(dense(jax.jit(noisy)(np.ones((2, 3), "float32"), key)), jnp.ones((2, 3)))
     close(jax.grad(lambda x: jnp.sum(dense(noisy(x, key))))(jnp.ones((2, 3))), jnp.ones((2, 3)))
+
+
+class Outer(typax.Value, tangent="componentwise"):
+    """``dense`` is written for one value, and says nothing of stacks."""
+
+    u: Float32[Array, "*batch m"]
+    v: Float32[Array, "*batch n"]
+
+    def dense(self) -> Float32[Array, "*batch m n"]:
+        return self.u[:, None] * self.v[None, :]
+
+
+type Turned = Outer  # a name for what an implementation takes
+
+
+@typax.transpose.impl
+def _(w: Turned, *, permutation):
+    if tuple(permutation) != (0, 2, 1):
+        raise typax.Refused("rows and columns stay the last two axes")
+    return Outer(w.v, w.u)
+
+
+def test_an_op_on_a_stack_of_values_with_tangents_by_components():
+    w = Outer(jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 4)))
+    f = typax.lift(lambda w: w.swapaxes(1, 2) * 1.0, {"mul": "allow", "*": "error"})
+    close(f(w), typax.dense(w).swapaxes(1, 2))
+    g = jax.grad(lambda w: jnp.sum(f(w)[:, 1] ** 2))(w)
+    close(g.u, 2 * w.u * w.v[:, 1:2] ** 2)

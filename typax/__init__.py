@@ -2,6 +2,7 @@
 
 from typax import _blocks as _blocks
 from typax import _convolutions as _convolutions
+from typax import _factors as _factors
 from typax import debug, hijax, io
 from typax._callbacks import io_callback, pure_callback
 from typax._codes import dot_general

@@ -9,8 +9,10 @@ be whole), ``n//k`` that of ``n`` if each shard divides, ``+`` and ``-`` are for
 """
 
 import ast
+import functools
 import inspect
 import math
+import operator
 import sys
 import types
 import typing
@@ -145,7 +147,7 @@ def _expression(word: str) -> ast.expr | None:
 
 def patterns(annotation: Any, where: str) -> tuple[Pattern, ...]:
     """The alternatives of an annotation; a bare class has no axes of its own."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+    if _is_union(annotation):
         return tuple(p for a in typing.get_args(annotation) for p in patterns(a, where))
     if hasattr(annotation, "array_type") and hasattr(annotation, "dim_str"):
         dtypes = annotation.dtypes if isinstance(annotation.dtypes, tuple) else None
@@ -266,4 +268,16 @@ def resolve(owner: Any, names: Mapping[str, Any], where: str) -> dict[str, Any]:
                 notes[key] = eval(note, space, names)
             except Exception as e:
                 raise TypeError(f"{where}: cannot evaluate the annotation {key}: {note} ({e})") from e
+        notes[key] = unaliased(notes[key])
     return notes
+
+
+def unaliased(hint: Any) -> Any:
+    """What the name of a ``type`` statement stands for, in unions too."""
+    if isinstance(hint, typing.TypeAliasType):
+        return unaliased(hint.__value__)
+    return functools.reduce(operator.or_, map(unaliased, typing.get_args(hint))) if _is_union(hint) else hint
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union

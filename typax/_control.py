@@ -39,6 +39,7 @@ class Lifted(NamedTuple):
 class Plan(NamedTuple):
     dense: dict[int, str]  # operands to make dense before, and why
     programs: tuple[Lifted, ...] = ()
+    cut: tuple[tuple[int, Any], ...] = ()  # operands of a scan that a value with the same entries stands in for, and how
 
     @property
     def jaxpr(self) -> Any:
@@ -120,16 +121,36 @@ def _same(a: Any, b: Any) -> bool:
 
 def _plan_scan(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     n_consts, n_carry = _jaxpr.scan_counts(params)
-    start, dense = n_consts + n_carry, dict[int, str]()
+    start, dense, cut = n_consts + n_carry, dict[int, str](), dict[int, Any]()
     for i in range(start, len(types)):
         try:
             types[i] = _repairs.mapped_leading_aval(params["length"], types[i])
         except TypeError:
-            dense[i] = "since its leading axis cannot be sliced"
-            types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
+            try:
+                cut[i] = _entries(types[i])
+                types[i] = _repairs.mapped_leading_aval(params["length"], cut[i].out_avals[0])
+            except TypeError:
+                cut.pop(i, None)
+                dense[i] = "since its leading axis cannot be sliced"
+                types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
     why = "at the end of the body, since the carry is an array"
     plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, *how, ends, why))
-    return Plan(dense | plan.dense, plan.programs)
+    return Plan(dense | plan.dense, plan.programs, tuple((i, p) for i, p in cut.items() if i not in plan.dense))
+
+
+def _entries(ty: ValueType) -> Any:
+    """The program that takes a value apart along its leading axis and stacks the parts, where ops do both: what the entries
+    shared, a scale of all, each then has for itself.
+
+    Raises:
+      TypeError: where no op does.
+    """
+    whole = dense_type(ty)
+    parts = lambda x: jax.numpy.stack([jax.lax.index_in_dim(x, i, 0, keepdims=False) for i in range(whole.shape[0])])
+    done = lifted(_jaxpr.trace(parts, [whole]), [ty], _interpret.PLAIN, None)
+    if any(e.dense is not None for e in done.events) or not isinstance(done.jaxpr.out_avals[0], ValueType):
+        raise TypeError
+    return done.jaxpr
 
 
 def _plan_while(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
@@ -222,6 +243,8 @@ def _structured(primitive: Any, plan: MakePlan, run: Run) -> None:
                 e = e if e.primitive else e._replace(primitive=primitive.name, place=whole.place, scope=whole.scope)
                 record(e._replace(times=e.times * times))
         full = [_interpret.densify(x) if i in chosen.dense else x for i, x in enumerate(operands)]
+        for i, program in chosen.cut:
+            (full[i],) = _jax.eval_jaxpr_fun(program)(full[i])
         return list(run(full, eqn.params, chosen, how))
 
     _interpret.structured[primitive] = handle

@@ -30,6 +30,7 @@ from typax._structural import (
     Rule,
     by_components,
     component_leaves,
+    dense_fn,
     from_traced,
     is_value,
     leaf_types,
@@ -553,8 +554,7 @@ def _unview(ty: Any, leaves: Sequence[Any], whole: bool = False) -> Any:
     parts = [_unview(leaf, [next(it) for _ in views(leaf, whole)], whole) for leaf in ty.leaves]
     if ty.decl.is_record:
         return record_view(ty.decl, ty.tree.unflatten(parts))
-    with Opened():
-        return ty.decl.dense(ty.of_leaves(parts))
+    return dense_fn(ty.with_leaves(list(map(_jax.typeof, parts))))(*parts)
 
 
 def op(fn: Any = None, *, reference: Any = _REFERENCE, name: str | None = None, within: Any = 8) -> Any:

@@ -7,11 +7,15 @@
 The first rule whose pattern matches the path of a leaf decides.  A scale is shared along the axes that a matmul with the
 weight contracts, so that it is one for each output.  Unless the rule names them, these follow from the layouts of Flax
 (``kernel`` is [in, out], in attention [in, heads, width] and [heads, width, out], in convolutions [window..., in, out]) and
-of PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).
+of PyTorch and Equinox ([out, in], in convolutions [out, in, window...]).  Where a ``bias`` lies beside the weight, its shape
+tells outputs, and leading axes of layers that are stacked, from the rest:
+
+    kernel [3,16,4,8], bias [3,4,8]    3 layers, 16 in      weight [5,4,3], bias [5] or [5,1]    a window of 3
+    kernel [3,3,4,8],  bias [8]        a window of 3 x 3    weight [5,4,3], bias [5,4]           5 layers
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +106,7 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
         tree, is_leaf=lambda x: isinstance(x, ValueType | jax.ShapeDtypeStruct) or _jax.is_hi_value(x)
     )
     paths = [path_of(k) for k, _ in flat]
-    everything = frozenset(paths)
+    everything = {p: x for p, (_, x) in zip(paths, flat, strict=True)}
     used: set[int] = set()
     out, told = [], []
     for path, (_, x) in zip(paths, flat, strict=True):
@@ -120,9 +124,9 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
     return treedef.unflatten(out), Report(tuple(told), unmatched)
 
 
-def quantizer(recipe: Recipe, paths: Iterable[str]) -> Callable[[str, Any], Any]:
-    """What `quantize_tree` makes of one leaf of a tree with these paths, as a function of its path and the leaf."""
-    rules, everything = rules_of(recipe), frozenset(paths)
+def quantizer(recipe: Recipe, everything: Mapping[str, Any]) -> Callable[[str, Any], Any]:
+    """What `quantize_tree` makes of one leaf of a tree of these leaves, or types, as a function of its path and the leaf."""
+    rules = rules_of(recipe)
 
     def one(path: str, x: Any) -> Any:
         n = _rule(rules, path)
@@ -149,7 +153,7 @@ def path_of(keys: Any) -> str:
     return text
 
 
-def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[str]) -> tuple[Any, str | None]:
+def _treat(path: str, x: Any, action: Any, insist: bool, everything: Mapping[str, Any]) -> tuple[Any, str | None]:
     if _is_hi(x):
         return x, "it is a value already"
     if action is None:
@@ -160,12 +164,13 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
         if insist:
             raise ValueError(f"{path} is {show(x)}, and only arrays of floats can be quantized")
         return x, "it is no array of floats"
-    if not insist and (x.ndim < 2 or path.rpartition(".")[2] in _NO_WEIGHTS):
-        return x, f"it is called {path.rpartition('.')[2]}" if x.ndim >= 2 else f"its rank is {x.ndim}"
+    shape, name = everything[path].shape, path.rpartition(".")[2]  # the leaf may be some rows of it
+    if not insist and (sum(n != 1 for n in shape) < 2 or name in _NO_WEIGHTS):
+        named = f"it is called {name}" if name in _NO_WEIGHTS else "it is a vector"
+        return x, f"its rank is {x.ndim}" if x.ndim < 2 else named
     given = dict(action)
     if "axis" not in given:
-        axes = shared_axes(path, x.ndim, everything)
-        given["axis"] = axes[0] if len(axes) == 1 else axes[-1] if given.get("group") is not None else axes
+        given |= _axis_and_group(given, shape, *shared_axes(path, shape, everything))
     quantized = lambda a: quantize(a, given["format"], **{k: v for k, v in given.items() if k != "format"})
     try:
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -178,18 +183,46 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: frozenset[s
 _NO_WEIGHTS = ("bias", "b", "scale", "cached_key", "cached_value")  # the latter two hold what Flax has attended to
 
 
-def shared_axes(path: str, ndim: int, everything: frozenset[str]) -> tuple[int, ...]:
-    """The axes, from the last, that a matmul with the weight at ``path`` contracts."""
+def _axis_and_group(given: dict[str, Any], shape: Sequence[int], axes: tuple[int, ...], inputs: int) -> dict[str, Any]:
+    """The axis and group for a weight: groups are of inputs, and none is larger than the axis that it splits."""
+    group, told = given.get("group", format_of(given["format"]).group), given.get("group") is not None
+    if len(axes) > 1 and (group is None or group > shape[inputs]):
+        return {"axis": axes, "group": None}
+    return {"axis": inputs} | ({"group": min(group, max(shape[inputs], 1))} if told else {})
+
+
+def shared_axes(path: str, shape: Sequence[int], everything: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """The axes, from the last, that a matmul with the weight at ``path`` contracts, and which of them is of inputs."""
     parent, _, name = path.rpartition(".")
-    if name == "kernel":
+    ndim, first = len(shape), name != "kernel"  # whether outputs come before inputs
+    if not first:
         above, _, layer = parent.rpartition(".")
         attention = f"{above}.query.kernel".lstrip(".") in everything
         if attention and layer in ("query", "key", "value") and ndim >= 3:
-            return (-3,)
+            return (-3,), -3
         if attention and layer == "out" and ndim >= 3:
-            return (-3, -2)
-        return (-2,) if ndim < 4 else tuple(range(-ndim, -1))
-    return (-1,) if ndim < 4 else tuple(range(1 - ndim, 0))
+            return (-3, -2), -2
+    bias = getattr(everything.get(f"{parent}.bias".lstrip(".")), "shape", None) if name in ("kernel", "weight") else None
+    axes = None if bias is None else _beside(tuple(bias), tuple(shape), first)
+    if axes is None and ndim < 4:
+        axes = (-1,) if first else (-2,)
+    elif axes is None:
+        axes = tuple(range(1 - ndim, 0)) if first else tuple(range(-ndim, -1))
+    return axes, axes[0] if first else axes[-1]
+
+
+def _beside(bias: tuple[int, ...], shape: tuple[int, ...], first: bool) -> tuple[int, ...] | None:
+    """The axes of a weight that are neither outputs, which a bias of this shape is added to, nor stacked as the bias is."""
+    ndim = len(shape)
+    while first and len(bias) > 1 and bias[-1] == 1:
+        bias = bias[:-1]  # Equinox's, of a convolution
+    for stacked in range(len(bias)):
+        outs = bias[stacked:]
+        axes = range(stacked + len(outs) - ndim, 0) if first else range(stacked - ndim, -len(outs))
+        begin = stacked if first else ndim - len(outs)
+        if axes and bias[:stacked] == shape[:stacked] and shape[begin : begin + len(outs)] == outs:
+            return tuple(axes)
+    return None
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------

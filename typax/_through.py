@@ -26,7 +26,8 @@ def _on_components(primitive: Any) -> None:
         declared = [isinstance(_jax.typeof(x), ValueType) for x in operands]
         leaves = [component_leaves(x) if d else [x] for x, d in zip(operands, declared, strict=True)]
         flat = [x for part in leaves for x in part]
-        out = iter(primitive.bind(*flat, **params) if many else [primitive.bind(x, **params) for x in flat])
+        one = lambda x: (op if _jax.is_hi(_jax.typeof(x)) else primitive.bind)(x, **params)  # a component may be a value
+        out = iter(primitive.bind(*flat, **params) if many else map(one, flat))
         back = []
         for x, d, part in zip(operands, declared, leaves, strict=True):
             new = [next(out) for _ in part]

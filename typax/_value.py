@@ -200,7 +200,8 @@ class Value(metaclass=ValueMeta):
 
     def __repr__(self) -> str:
         decl = type(self)._declaration
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in decl.order)})"
+        with np.printoptions(threshold=100, edgeitems=2):
+            return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in decl.order)})"
 
     def __reduce__(self) -> Any:
         # dtypes pickle, treedefs and types do not: rebuild from host components and statics

@@ -9,10 +9,12 @@ part, a dense array for a quantized base, nothing for a base of a class with ``t
 
 from typing import Any
 
-from jaxtyping import Array, Float, Integer
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer
 
 from typax import _rows as rows
 from typax._codes import dot_general
+from typax._convolutions import ragged_dot_general
 from typax._op import Refused
 from typax._structural import dense
 from typax._value import Value
@@ -64,12 +66,20 @@ def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: An
     return _add(w, *(dot_general(part, x, **params, **_told(part, activations)) for part in (w.base, w.delta)))
 
 
+@ragged_dot_general.impl
+def _(x: Float[Array, "*b"], w: Sum, sizes: Integer[Array, "g"], **params: Any) -> Any:
+    return _add(w, *(ragged_dot_general(x, part, sizes, **params) for part in (w.base, w.delta)))
+
+
 # --- what is linear is done to both parts
 
 
 def _both(w: Sum, f: Any) -> Any:
-    """``f`` of both; a vector, or rows of a lookup, are one array."""
-    base, delta = f(w.base), f(w.delta)
+    return _summed(w, f(w.base), f(w.delta))
+
+
+def _summed(w: Sum, base: Any, delta: Any) -> Any:
+    """What is made of both parts, as a sum; a vector, or rows of a lookup, are one array."""
     was = any(isinstance(x, Value) for x in (w.base, w.delta))
     is_array = not any(isinstance(x, Value) for x in (base, delta)) and was
     return _add(w, base, delta) if is_array or base.ndim < 2 else Sum(base, delta, w.scale)
@@ -86,6 +96,38 @@ for _op in (rows.transpose, rows.reshape, rows.squeeze, rows.broadcast_in_dim, r
     _linear(_op)
 
 
+def _in_parts(on: Any) -> None:
+    def implementation(w: Sum, **params: Any) -> Any:
+        return [_summed(w, *parts) for parts in zip(on(w.base, **params), on(w.delta, **params), strict=True)]
+
+    on.impl(implementation)
+
+
+for _op in (rows.split, rows.unstack):
+    _in_parts(_op)
+
+
+def _all(f: Any, ws: tuple[Sum, ...]) -> Any:
+    if len({w.scale for w in ws}) > 1:
+        raise Refused("the sums have different scales")
+    return Sum(f(*(w.base for w in ws)), f(*(w.delta for w in ws)), ws[0].scale)
+
+
+@rows.concatenate.impl
+def _(*ws: Sum, dimension: Any) -> Any:
+    return _all(lambda *xs: rows.concatenate(*xs, dimension=dimension), ws)
+
+
+@rows.stack.impl
+def _(*ws: Sum, axis: Any) -> Any:
+    return _all(lambda *xs: rows.stack(*xs, axis=axis), ws)
+
+
+@rows.select_n.impl
+def _(which: Bool[Array, ""] | Integer[Array, ""], *ws: Sum) -> Any:
+    return _all(lambda *xs: rows.select_n(which, *xs), ws)
+
+
 @rows.dynamic_slice.impl
 def _(w: Sum, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
     return _both(w, lambda x: rows.dynamic_slice(x, *starts, slice_sizes=slice_sizes))
@@ -93,7 +135,7 @@ def _(w: Sum, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
 
 @rows.gather.impl
 def _(w: Sum, index: Integer[Array, "*b i"], **params: Any) -> Any:
-    if params["fill_value"] is not None:
+    if params["fill_value"] is not None and not np.isnan(params["fill_value"]):
         raise Refused("what fills would be added up")
     return _both(w, lambda x: rows.gather(x, index, **params))
 

@@ -335,7 +335,7 @@ def reshape(x: Any, shape: Sequence[int], spec: Any = None) -> Any:
         return layout.reshape(x, shape, _over(spec))
     if shape == x.shape:
         return x
-    runs = _matched(x.shape, shape)
+    runs = matched(x.shape, shape)
     for a in (a for old, new in runs if len(old) > 1 or len(new) > 1 for a in old):
         x = _whole(x, a)
     groups = tuple(g for old, new in runs for g in _regrouped(x, old, [shape[j] for j in new], shape))
@@ -352,7 +352,7 @@ def reshape(x: Any, shape: Sequence[int], spec: Any = None) -> Any:
     return new.each(lambda y: reshape(y, rows, of_codes), lambda y: reshape(y, sizes, of_outer))
 
 
-def _matched(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def matched(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Runs of old axes and of new ones of the same size, as short as can be."""
     runs, i, j = [], 0, 0
     while i < len(old) or j < len(new):
