@@ -384,12 +384,17 @@ def test_joined_stacked_and_cut_to_heads(kind):
     values = [make(*factors) for factors in ((LEFT, RIGHT), STACK, HEADS)]
     own = [f for k, f in PRODUCTS.items() if not (kind == "rank 1" and "heads" in k)]
     run = lambda x, *values: [f(x, *values) for f in own]
-    total = lambda run: lambda *args: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(run(*args)))
+
+    def total(f, *args):
+        out = f(*args)
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(out)), out
+
+    def both(f):
+        return jax.jit(jax.grad(functools.partial(total, f), (0, 1, 2, 3), has_aux=True), compiler_options=QUICK)
+
     lifted, plain = typax.lift(run, "error"), lambda x, *values: run(x, *map(dense, values))
-    quick = functools.partial(jax.jit, compiler_options=QUICK)
-    jax.tree.map(lambda a, b: close(a, b, 1e-4), *(quick(f)(ACTS, *values) for f in (lifted, plain)))
-    of = lambda f: quick(jax.grad(total(f), (0, 1, 2, 3)))(ACTS, *values)
-    jax.tree.map(lambda a, b: close(a, b, 2e-3), *(_parts(of(f)) for f in (lifted, plain)))
+    got, want = (_parts(both(f)(ACTS, *values)) for f in (lifted, plain))
+    jax.tree.map(lambda a, b: close(a, b, 2e-3), got, want)
 
 
 def _parts(tree):

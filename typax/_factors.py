@@ -40,9 +40,12 @@ class Pair(NamedTuple):
     own: tuple[int, ...]
     of: tuple[Any, ...]
 
+    def factor(self, side: int) -> Any:
+        return self.left if side == LEFT else self.right
+
     @property
     def shape(self) -> tuple[int, ...]:
-        sizes = {a: n for side in (RIGHT, LEFT) for a, n in zip(self.axes(side), self[side - 1].shape, strict=False)}
+        sizes = {a: n for side in (RIGHT, LEFT) for a, n in zip(self.axes(side), self.factor(side).shape, strict=False)}
         return tuple(sizes[a] for a in range(len(self.own)))
 
     def axes(self, side: int) -> list[int]:
@@ -280,7 +283,7 @@ def _join(ps: Sequence[Pair], a: int) -> Any:
     ends = list(itertools.accumulate(ranks))
 
     def joined_side(side: int) -> Any:
-        xs = [p[side - 1] for p in ps]
+        xs = [p.factor(side) for p in ps]
         if own[a] in (BOTH, side):
             at, rank = ps[0].axes(side).index(a), max(ranks) if own[a] == BOTH else ends[-1]
             starts = [0 if own[a] == BOTH else end - r for r, end in zip(ranks, ends, strict=True)]
@@ -307,16 +310,16 @@ def _(which: Bool[Array, ""] | Integer[Array, ""], *ws: Factored) -> Any:
     ps = [pair(w) for w in ws]
     _alike(ps)
     rank = max(p.left.shape[-1] for p in ps)
-    left, right = (lax.select_n(which, *(_ranked(p[side], 0, rank) for p in ps)) for side in (0, 1))
+    left, right = (lax.select_n(which, *(_ranked(p.factor(side), 0, rank) for p in ps)) for side in (LEFT, RIGHT))
     return Pair(left, right, ps[0].own, tuple(ws)).value()
 
 
 # --- products --------------------------------------------------------------------------------------------------------
 
 
-def _product(x: Any, w: Any, contract: Any, batch: Any, params: dict[str, Any], x_first: bool) -> Any:
+def _product(x: Any, w: Any, dimension_numbers: Any, params: dict[str, Any], x_first: bool) -> Any:
     p, n = pair(w), w.ndim
-    (cx, cw), (bx, bw) = contract, batch
+    (cx, cw), (bx, bw) = dimension_numbers
     same = dict(zip((*cx, *bx), (*cw, *bw), strict=True))
     of_x = [same.get(i, n + 1 + i) for i in range(x.ndim)]
     kept = [label for label in of_x if label > n], [a for a in range(n) if a not in (*cw, *bw)]
@@ -327,20 +330,21 @@ def _product(x: Any, w: Any, contract: Any, batch: Any, params: dict[str, Any], 
     needed = {*wanted, *own[second]}
     between = [a for a in dict.fromkeys([*bw, *of_x, *own[first]] if x_first else [*bw, *own[first], *of_x]) if a in needed]
     early = {k: v for k, v in params.items() if k != "out_sharding"}  # of the second product
-    terms = lambda a, of_a, b, of_b: (a, of_a, b, of_b) if x_first else (b, of_b, a, of_a)
-    y = jnp.einsum(*terms(x, of_x, p[first - 1], own[first]), between, **early)
-    return jnp.einsum(*terms(y, between, p[second - 1], own[second]), wanted, **params)
+    terms: Any = lambda a, of_a, b, of_b: (a, of_a, b, of_b) if x_first else (b, of_b, a, of_a)
+    einsum: Any = jnp.einsum  # whose operands alternate with their axes
+    y = einsum(*terms(x, of_x, p.factor(first), own[first]), between, **early)
+    return einsum(*terms(y, between, p.factor(second), own[second]), wanted, **params)
 
 
 @dot_general.impl
 def _(x: Float[Array, "*b"], w: Factored, *, dimension_numbers: Any, **params: Any) -> Any:
-    return _product(x, w, *dimension_numbers, params, True)
+    return _product(x, w, dimension_numbers, params, True)
 
 
 @dot_general.impl
 def _(w: Factored, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
     contract, batch = dimension_numbers
-    return _product(x, w, contract[::-1], batch[::-1], params, False)
+    return _product(x, w, (contract[::-1], batch[::-1]), params, False)
 
 
 @dot_general.impl
@@ -367,7 +371,7 @@ def _towards(p: Pair, contract: Sequence[int], batch: Sequence[int]) -> tuple[An
     other = [a for a in range(len(p.own)) if a not in (*contract, *batch)]
     if side == BOTH or len(other) != 1 or p.own[other[0]] != LEFT + RIGHT - side:
         raise Refused("the contracted axes are those of one factor, and the other has one more")
-    ordered = lambda s, axes: jnp.transpose(p[s - 1], [*map(p.axes(s).index, axes), p[s - 1].ndim - 1])
+    ordered = lambda s, axes: jnp.transpose(p.factor(s), [*map(p.axes(s).index, axes), p.factor(s).ndim - 1])
     return ordered(side, [*batch, *contract]), ordered(LEFT + RIGHT - side, [*batch, *other])
 
 
@@ -411,7 +415,7 @@ def _scaled(w: Any, c: Any, f: Any, along: Any) -> Any:
         others = [a for a in range(w.ndim) if a not in p.axes(side)]
         if all(a in (along or ()) for a in others):
             mine = lax.squeeze(lax.slice(c, (0,) * c.ndim, [1 if a in others else n for a, n in enumerate(c.shape)]), others)
-            new = f(p[side - 1], mine[..., None])
+            new = f(p.factor(side), mine[..., None])
             return (p._replace(left=new) if side == LEFT else p._replace(right=new)).value()
     raise Refused("an array that is not the same along rows or columns does not scale the factors")
 
