@@ -78,12 +78,12 @@ def encode(
     """
     given = given or {}
     x = as_float32(x)
-    raw = layout.split(x, groups, where)
-    inner = tuple(range(len(layout.outer_axes(groups)), raw.ndim))
     # reductions are of what enters as it is: XLA would fuse them with what is done to bits, and use no vectors
     floats = format.scale.of is None and jnp.issubdtype(format.scale_storage, jnp.floating)
     if not given and choice == Choice() and isinstance(format.codes, Integers) and floats:
-        return _absmax_integers(format, raw, inner)
+        return _absmax_integers(format, x, groups, where)
+    raw = layout.split(x, groups, where)
+    inner = tuple(range(len(layout.outer_axes(groups)), raw.ndim))
     rows = flushed(raw)
     bad = scales.spoiled(raw, inner)
     zero = None
@@ -120,13 +120,21 @@ def encode(
     return Parts(codes, scale, zero)
 
 
-def _absmax_integers(format: Format, raw: Any, inner: tuple[int, ...]) -> Parts:
-    """The same for integers in units of their largest: of a scale that is infinite all codes are 0."""
-    a, bad = scales.largest_and_spoiled(raw, inner)
-    a = jnp.where(bad, np.float32(jnp.inf), flushed(a))
-    made = scales.held(format, a, inner)
-    codes = nearest(format, made.units(normal_or_zero(raw)))
-    return Parts(packed(format, codes, None, inner), _spoil(format.scale.dtype, made.scale, bad))
+def _absmax_integers(format: Format, x: Any, groups: Groups, where: str) -> Parts:
+    """The same for integers in units of their largest: of a scale that is infinite all codes are 0.
+
+    Rows are not put together before there are codes, which are a quarter as large.
+    """
+    cut, order = layout.cut(x, groups, where)
+    outer = len(layout.outer_axes(groups))
+    inner = order[outer:]
+    bad = scales.spoiled(cut, inner)
+    # below the least scale whatever is subnormal counts as 0
+    made = scales.held(format, jnp.where(bad, np.float32(jnp.inf), scales.largest(cut, inner)), inner)
+    codes = nearest(format, made.units(normal_or_zero(cut)))
+    if order != sorted(order):
+        codes = layout.turned(lax.optimization_barrier(codes), order)  # else four times as much is moved
+    return Parts(packed(format, codes, None, tuple(range(outer, codes.ndim))), _spoil(format.scale.dtype, made.scale, bad))
 
 
 def _spoil(kind: str, scale: Any, bad: Any) -> Any:

@@ -42,6 +42,10 @@ LONG = 1 << 16
 """Products of 8-bit integers that are summed in int32: 2^16 · 2^14 does not overflow."""
 PLAIN, WIDE = 16.0, 4096.0
 """The `spread` of rows up to which three digits do, and four."""
+AT_ONCE = 32
+"""Of more than this XLA makes one number in steps of its own, which take as long to compile as what they are made of."""
+LITTLE = 1 << 26
+"""Products of so many terms take no longer with four digits than with three, beside what a call takes."""
 MANY = 256
 """Of so many terms the roundings of a fixed point cancel as well as those of a float sum."""
 
@@ -161,9 +165,8 @@ def spread(x: Any) -> tuple[Any, Any]:
     Usual is the square of the mean root of what is not zero, on which few large ones bear little: one that is 10^6 times the
     other 511 makes it 2000 times larger for their mean and 9 times for this. Of fewer than `MANY` it counts less.
     """
-    a = jnp.abs(x)
-    largest, count = jnp.max(a, 1), jnp.sum((a > 0).astype(jnp.float32), 1)
-    mean = jnp.sum(jnp.sqrt(a), 1) / jnp.maximum(count, 1)
+    largest, count = jnp.max(jnp.abs(x), 1), jnp.sum(jnp.square(jnp.sign(-x)), 1)
+    mean = jnp.sum(jnp.sqrt(x * jnp.sign(x)), 1) / jnp.maximum(count, 1)
     usual = jnp.square(mean * jnp.minimum(count * np.float32(1 / MANY), 1))
     ratio = jnp.where(largest == 0, np.float32(1), largest / usual)
     return largest, jnp.where(usual < jnp.inf, ratio, jnp.nan)
@@ -173,12 +176,11 @@ def digits(x: Any, largest: Any, count: int) -> Digits:
     """Rows [m, k] of finite float32, of these largest magnitudes, in so many digits."""
     # the largest that digits can hold is 127/128 of a power of two, and a little more
     k = (8 * count - 2) - rounding.exponent(largest * np.float32(1 + 2.0**-7))
-    rest = jnp.round(rounding.times_power(x, k[:, None])).astype(jnp.int32)
-    found = [rest.astype(jnp.int8)]  # the low byte, with a sign
-    for _ in range(count - 1):
-        rest = (rest + 128) >> 8
-        found.append(rest.astype(jnp.int8))
-    return Digits(jnp.stack(found), k)
+    whole = jnp.round(rounding.times_power(x, k[:, None])).astype(jnp.int32)
+    # a byte has a sign: what is above it is rounded, that is, raised by half of its unit, and so on upwards
+    shifts = lax.broadcasted_iota(jnp.int32, (count, 1, 1), 0) * 8
+    halves = 0x00808080 & ((1 << shifts) - 1)
+    return Digits(((whole + halves) >> shifts).astype(jnp.int8), k)
 
 
 def in_order(x: Any, per: int, words: int) -> list[Any]:
@@ -239,9 +241,12 @@ def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any
     """``f`` of arrays that are cut along an axis, of length n, into blocks; its results [m, block] put together."""
     if block >= n:
         return f(*arrays)
-    cut = lambda i: (lax.dynamic_slice_in_dim(a, i * block, block, axis) for a in arrays)
-    ys = lax.map(lambda i: f(*cut(i)), jnp.arange(n // block))
-    return jnp.moveaxis(ys, 0, 1).reshape(ys.shape[1], n)
+    cut = lambda at: (lax.dynamic_slice_in_dim(a, at, block, axis) for a in arrays)
+    one = jax.eval_shape(lambda: f(*(lax.slice_in_dim(a, 0, block, axis=axis) for a in arrays)))
+    # unsigned, else each index is first looked at for a sign
+    step = lambda p: (p[0] + np.uint32(block), lax.dynamic_update_slice_in_dim(p[1], f(*cut(p[0])), p[0], 1))
+    none = jnp.repeat(jnp.zeros_like(one), n // block, axis=1)  # varying as results do
+    return lax.while_loop(lambda p: p[0] < n, step, (np.uint32(0), none))[1]
 
 
 def way(weights: Weights, activations: Any, as_int8: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any] | None:
@@ -312,10 +317,15 @@ def by_codes(x: Any, words: Any, scale: Any, weights: Weights, as_int8: Any) -> 
 
 def by_digits(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product of float32 [m, k] with integers, to float accuracy: float32 [m, n]."""
+    m = x.shape[0]
     largest, ratio = spread(x)
-    which = sum(1 - jnp.all(ratio <= np.float32(most)).astype(jnp.int32) for most in (PLAIN, WIDE))
-    ways = [lambda count=count: of_digits(digits(x, largest, count), words, scale, weights) for count in (3, 4)]
-    return lax.switch(which, [*ways, lambda: converted(x, words, scale, weights)])
+    little = weights.by != "gnk" and (m <= ROWS or m * words.size * weights.per <= LITTLE)
+    counts = {WIDE: 4} if little else {PLAIN: 3, WIDE: 4}
+    which: Any = sum((~(ratio <= np.float32(most))).astype(jnp.int32) for most in counts)
+    if m > AT_ONCE and m % AT_ONCE == 0:
+        which = lax.optimization_barrier(jnp.max(which.reshape(-1, AT_ONCE), 1))
+    ways = [lambda count=count: of_digits(digits(x, largest, count), words, scale, weights) for count in counts.values()]
+    return lax.switch(jnp.max(which), [*ways, lambda: converted(x, words, scale, weights)])
 
 
 def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:

@@ -56,7 +56,12 @@ def pads(shape: Sequence[int], groups: Groups) -> tuple[int, ...]:
 
 
 def split(x: Any, groups: Groups, where: str) -> Any:
-    """The rows of an array: the axes that have scales, then those that share one; padded by zeros.
+    """The rows of an array: the axes that have scales, then those that share one; padded by zeros."""
+    return jnp.transpose(*cut(x, groups, where))
+
+
+def cut(x: Any, groups: Groups, where: str) -> tuple[Any, list[int]]:
+    """The same with all axes where they are, and the order that makes them rows.
 
     Raises:
       TypeError: if a sharded axis is cut into groups that do not divide its shards.
@@ -68,16 +73,27 @@ def split(x: Any, groups: Groups, where: str) -> Any:
     missing = pads(x.shape, groups)
     if any(missing):
         x = jnp.pad(x, [(0, p) for p in missing])
-    cut, places, new = [], [], []
+    shape, places, new = [], [], []
     for n, g, part in zip(x.shape, groups, parts, strict=True):
-        places.append(len(cut))
-        cut += [n // g, g] if g > 1 else [n]
+        places.append(len(shape))
+        shape += [n // g, g] if g > 1 else [n]
         new += [part, None] if g > 1 else [part]
-    if len(cut) > x.ndim:
+    if len(shape) > x.ndim:
         sharded = any(p is not None for p in parts)
-        x = reshape(x, tuple(cut), jax.P(*new) if sharded else None)
-    order = [places[a] for a in outer_axes(groups)] + [places[a] + (groups[a] > 1) for a in inner_axes(groups)]
-    return jnp.transpose(x, order)
+        x = reshape(x, tuple(shape), jax.P(*new) if sharded else None)
+    return x, [places[a] for a in outer_axes(groups)] + [places[a] + (groups[a] > 1) for a in inner_axes(groups)]
+
+
+def turned(codes: Any, order: Sequence[int]) -> Any:
+    """Bytes in another order of axes. Two at a time, as XLA:CPU makes a copy more of what it has to turn."""
+    last = order[-1]
+    size = codes.shape[last]
+    if sharded(codes) or not isinstance(size, int) or size % 2:
+        return jnp.transpose(codes, order)
+    pairs = codes.reshape(*codes.shape[:last], size // 2, 2, *codes.shape[last + 1 :])
+    places = [a + (a > last) for a in order]
+    words = jax.lax.bitcast_convert_type(jnp.transpose(pairs, (*places, last + 1)), jnp.int16)
+    return jax.lax.bitcast_convert_type(words, codes.dtype).reshape([codes.shape[a] for a in order])
 
 
 def reshape(x: Any, shape: tuple[int, ...], spec: Any) -> Any:

@@ -8,6 +8,7 @@ A group that holds NaN or an infinity has scale NaN and codes 0: it stands for N
 Reductions of XLA:CPU drop NaN in large arrays, so it is looked for by a sum of its own.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from typax.quantized.format import Floats, Format, Integers
-from typax.quantized.rounding import TINY, by_reciprocal, exceeds, nearest, number, scaled, times_power
+from typax.quantized.rounding import TINY, by_reciprocal, nearest, number, scaled, times_power
 
 EXPONENTS = ("floor", "even", "ceil", "rceil")
 SHRINKS = tuple(np.float32(1 - i / 64) for i in range(40))
@@ -31,29 +32,13 @@ class Held(NamedTuple):
 
 
 def spoiled(rows: Any, inner: Sequence[int]) -> Any:
-    """The rows that hold NaN or an infinity."""
-    return jnp.isnan(jnp.sum(rows * 0.0, axis=tuple(inner)))
-
-
-MANY = 1 << 16
-"""Entries from which on reductions are worth two ways."""
-
-
-def largest_and_spoiled(rows: Any, inner: Sequence[int]) -> tuple[Any, Any]:
-    """The largest magnitude of each row, and `spoiled`, which for many entries is told by a plain sum, and so sooner.
-
-    A sum that is finite has no other terms; one that is not, while the largest magnitude is, has overflowed or met NaN.
-    """
-    a = largest(rows, inner)
-    if not exceeds(rows.shape, MANY - 1):
-        return a, spoiled(rows, inner)
-    wrong = ~jnp.isfinite(jnp.sum(rows, axis=tuple(inner)))
-    return a, lax.cond(jnp.any(wrong & (a < jnp.inf)), lambda rows: spoiled(rows, inner), lambda _: wrong, rows)
+    """The rows that hold NaN or an infinity: of these alone x - x is not 0."""
+    return jnp.isnan(jnp.sum(rows - rows, axis=tuple(inner)))
 
 
 def over(scale: Any, inner: Sequence[int]) -> Any:
     """Scales with axes for those of a row."""
-    return jnp.expand_dims(scale, tuple(range(scale.ndim, scale.ndim + len(inner))))
+    return jnp.expand_dims(scale, tuple(inner))
 
 
 def largest(rows: Any, inner: Sequence[int]) -> Any:
@@ -70,17 +55,20 @@ def held(format: Format, a: Any, inner: Sequence[int], exponents: str = "floor")
         s8 = jnp.clip(divided(a, np.float32(q)), np.float32(2.0**-6), np.float32(448)).astype(jnp.float8_e4m3fn)
         r = 1 / s8.astype(jnp.float32)
         return Held(s8, lambda rows: rows * over(r, inner))
-    return of_floats(format, a * np.float32(1 / q), inner)
+    return of_floats(format, a * np.float32(1 / q), inner, below=2.0**128 / q)
 
 
-def of_floats(format: Format, s: Any, inner: Sequence[int]) -> Held:
-    """Scales that are floats: rounded to the dtype in which they are held, and not below its normal numbers."""
+def of_floats(format: Format, s: Any, inner: Sequence[int], below: float = math.inf) -> Held:
+    """Scales that are floats, finite ones below a number: rounded to the dtype in which they are held, and not below its
+    normal numbers."""
     dtype = jnp.dtype(format.scale.dtype)
     s = jnp.maximum(s, np.float32(jnp.finfo(dtype).tiny) if dtype != jnp.float32 else TINY)
-    if dtype == jnp.float32:
-        return Held(s, lambda rows: by_reciprocal(rows, over(s, inner)))
-    info = jnp.finfo(dtype)
-    s = lax.reduce_precision(s, info.nexp, info.nmant)
+    if dtype != jnp.float32:
+        info = jnp.finfo(dtype)
+        s = lax.reduce_precision(s, info.nexp, info.nmant)
+    if below <= 2.0**126:  # no reciprocal is subnormal
+        # else one is divided by the scale for each number, where scales lie beside each other
+        return Held(s.astype(dtype), lambda rows: rows * over(lax.optimization_barrier(1 / s), inner))
     return Held(s.astype(dtype), lambda rows: by_reciprocal(rows, over(s, inner)))
 
 
