@@ -193,6 +193,30 @@ def test_a_part_and_a_sharding(tmp_path):
             {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
             r"\[4, 3\] words do not hold \[4, 64\] codes of 4 bits",
         ),
+        (
+            {
+                "l.weight_packed": np.ones((4, 1), np.int32),
+                "l.weight_scale": floats(4, 1),
+                "l.weight_shape": np.array([4, 4]),
+            },
+            {"config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}},
+            r"\[4, 1\] words fit \[4, 4\] codes of 4 or 8 bits",
+        ),
+        (
+            {
+                "l.weight": np.ones((4, 4), ml_dtypes.float8_e4m3fn),
+                "l.weight_scale": floats(4, 1),
+                "l.weight_zero_point": np.ones((4, 1), np.int8),
+            },
+            {},
+            "codes of float8_e4m3fn have no zero points",
+        ),
+        ({"l.weight": np.ones((4, 4), np.int8), "l.SCB": floats(3)}, {}, r"\[3\] scales do not go with \[4, 4\] codes"),
+        (
+            {"l.weight": np.ones((4, 4), np.int8), "l.SCB": floats(4), "l.weight_format": np.array([1], np.uint8)},
+            {},
+            "its codes are in the order of a device; save it again, by rows",
+        ),
         ({"l.qweight": np.ones((8, 4), np.int32)}, {"quant_method": "gptq"}, r"'l\.qzeros': there is no such tensor"),
         (
             {"l.weight": np.ones((8, 1), np.uint8), "l.weight.absmax": floats(1)},

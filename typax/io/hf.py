@@ -2,11 +2,13 @@
 
     method                                   tensors of ``layer.weight`` [out, in]                value
     fp8 (per tensor, channel or tile)        weight, weight_scale or weight_scale_inv             f8e4m3
-    compressed-tensors, codes or packed      weight_packed, weight_scale, [weight_zero_point]     q4, q8, u4z, ...
+    compressed-tensors, codes                weight, weight_scale, [weight_zero_point]            q8, q8z, f8e4m3
+      packed                                 weight_packed, weight_scale, [weight_zero_point]     q4, q8, u4z, ...
       nvfp4, mxfp4, mxfp8                    weight_packed, weight_scale, [weight_global_scale]   nvfp4, mxfp4, mxfp8
     gptq (v1, v2)                            qweight, qzeros, scales, [g_idx]                     u4z, ...
     awq                                      qweight, qzeros, scales                              u4z
     bitsandbytes nf4 (nested scales too)     weight, weight.absmax, weight.quant_map, ...         nf4
+      int8                                   weight, SCB, weight_format                           q8
 
 ``scale`` is multiplied, also that which is called its inverse.  Packed words hold the first code in the lowest bits; AWQ
 puts eight columns in the order 0 2 4 6 1 3 5 7.  GPTQ's first version stores zero points less one.  A GPTQ file whose
@@ -149,7 +151,7 @@ class _Reader:
     # --- names --------------------------------------------------------------------------------------------------
 
     _OWN = ("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx",
-            "input_scale", "input_global_scale", "qzeros", "scales", "g_idx")  # fmt: skip
+            "input_scale", "input_global_scale", "qzeros", "scales", "g_idx", "SCB", "weight_format")  # fmt: skip
 
     def names(self) -> list[str]:
         """The names of the model's tensors."""
@@ -223,6 +225,8 @@ class _Reader:
             return self._packed(stem)
         if self.has(f"{stem}.weight.absmax"):
             return self._bnb(name)
+        if name == f"{stem}.weight" and self.has(f"{stem}.SCB"):
+            return self._bnb_int8(stem)
         for scale in ("weight_scale", "weight_scale_inv"):
             if name == f"{stem}.weight" and self.has(f"{stem}.{scale}"):
                 return self._codes(stem, scale)
@@ -258,28 +262,40 @@ class _Reader:
         if _is_powers(s) and s.shape == (w.shape[0], -(-w.shape[1] // 32)) and format != "int8":
             mx = "mxfp8" if format == "fp8_e4m3" else "mxfp8_e5m2"
             return lambda w, s: self._built(w, _bytes(s), mx), [weight, scale]
-        if size == 1:
-            return lambda w, s: self._built(w, _scales(s), format, axis=None), [weight, scale]
-        if s.shape in ((w.shape[0], 1), (w.shape[0],)):
-            return lambda w, s: self._built(w, _scales(s).reshape(-1), format), [weight, scale]
-        block = self._block(w.shape, s.shape, weight)
-        return lambda w, s: self._built(w, _scales(s), format, axis=(0, 1), group=block), [weight, scale]
+        layout, shape = self._layout(w.shape, s.shape, weight)
+        if self.has(told := f"{stem}.weight_zero_point"):
+            zeros = self._small(told, size, ("int8", "int32", "int64", "float8_e4m3fn"))
+            if zeros.astype(np.float32).any():
+                if format != "int8":
+                    fail(self.ck.path, f"codes of {w.dtype} have no zero points", told)
+                layout["zero_point"] = zeros.astype(np.int8).reshape(shape)
+        return lambda w, s: self._built(w, _scales(s).reshape(shape), format, **layout), [weight, scale]
+
+    def _layout(self, shape: Any, scales: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """The axes along which values of a matrix share one of its scales, and the shape that these then have."""
+        if int(np.prod(scales)) == 1:
+            return {"axis": None}, ()
+        if scales in ((shape[0], 1), (shape[0],)):
+            return {"axis": -1, "group": None}, (shape[0],)
+        if len(scales) == 2 and scales[0] == shape[0] and any(w.get("group_size") for w in self._schemes()):
+            return {"axis": -1, "group": _group(shape[1], scales[1])}, scales
+        return {"axis": (0, 1), "group": self._block(shape, scales, name)}, scales
 
     def _block(self, shape: Any, scales: Any, name: str) -> tuple[int, int]:
-        told = self.config.get("weight_block_size")
-        if not told:
-            told = self._scheme().get("block_structure") or [128, 128]
-        if not isinstance(told, list) or len(told) != 2 or not all(type(b) is int and b > 0 for b in told):
-            fail(self.ck.path, f"the block size {brief(told)} is not two numbers", name)
-        if tuple(-(-n // b) for n, b in zip(shape, told, strict=True)) != tuple(scales):
-            fail(self.ck.path, f"{list(scales)} scales do not go with {list(shape)} in blocks of {told}", name)
-        return told[0], told[1]
+        told = [self.config.get("weight_block_size"), *(w.get("block_structure") for w in self._schemes())]
+        for block in (told := [b for b in told if b] or [[128, 128]]):
+            if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
+                fail(self.ck.path, f"the block size {brief(block)} is not two numbers", name)
+            if tuple(-(-n // b) for n, b in zip(shape, block, strict=True)) == tuple(scales):
+                return block[0], block[1]
+        blocks = " or ".join(map(str, told))
+        fail(self.ck.path, f"{list(scales)} scales do not go with {list(shape)} in blocks of {blocks}", name)
 
-    def _scheme(self) -> dict[str, Any]:
+    def _schemes(self) -> list[dict[str, Any]]:
+        """How the groups of layers are quantized, as compressed-tensors says it."""
         groups = self.config.get("config_groups")
-        first = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-        weights = first.get("weights") if isinstance(first, dict) else None
-        return weights if isinstance(weights, dict) else {}
+        told = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+        return [w for w in told if isinstance(w, dict)]
 
     def _packed(self, stem: str) -> Any:
         """compressed-tensors: int32 words along the inputs, or bytes of two 4-bit floats."""
@@ -293,10 +309,13 @@ class _Reader:
             outer = np.float32(1) / inverse
             return lambda w, s: self._built(pairs(w), (s, outer), "nvfp4"), [packed, scale]
         n, k = (int(v) for v in self._small(f"{stem}.weight_shape", 2, ("int64", "int32")))
-        told = self._scheme().get("num_bits")
-        bits = self._width(32 * words.shape[1] // max(k, 1) if told is None else told, packed)
-        if words.shape != (n, -(-k * bits // 32)):
-            fail(self.ck.path, f"{list(words.shape)} words do not hold [{n}, {k}] codes of {bits} bits", packed)
+        told = {brief(w["num_bits"]): w["num_bits"] for w in self._schemes() if w.get("num_bits") is not None}
+        widths = [self._width(b, packed) for b in told.values()] or [self._width(32 * words.shape[1] // max(k, 1), packed)]
+        fitting = [b for b in widths if words.shape == (n, -(-k * b // 32))]
+        if len(fitting) != 1:
+            does, bits = "fit" if fitting else "do not hold", " or ".join(map(str, widths))
+            fail(self.ck.path, f"{list(words.shape)} words {does} [{n}, {k}] codes of {bits} bits", packed)
+        (bits,) = fitting
         size, half = int(np.prod(s.shape)), 1 << (bits - 1)
         g = None if size in (1, n) and s.shape[-1:] == (1,) else _group(k, s.shape[1])
         layout = {"axis": None} if size == 1 else {"axis": -1, "group": g}
@@ -393,6 +412,17 @@ class _Reader:
             return self._built(codes, s.reshape(n, k // size), "nf4", group=size)
 
         return made, parts
+
+    def _bnb_int8(self, stem: str) -> Any:
+        """Codes, and the largest magnitude of each row, which 127 stands for."""
+        parts, form = [f"{stem}.weight", f"{stem}.SCB"], f"{stem}.weight_format"
+        w, most = self._told(parts[0], 2, ("int8",)), self._told(parts[1], None, ("float32", "float16", "bfloat16"))
+        if int(np.prod(most.shape)) != w.shape[0]:
+            fail(self.ck.path, f"{list(most.shape)} scales do not go with {list(w.shape)} codes", parts[1])
+        if self.has(form) and self._small(form, 1, ("uint8", "int8", "int32", "int64")).any():
+            fail(self.ck.path, "its codes are in the order of a device; save it again, by rows", form)
+        scale = lambda s: s.reshape(-1).astype(jnp.float32) * np.float32(1 / 127)
+        return lambda w, s: self._built(w, scale(s), "int8"), parts
 
     def _small(self, name: str, size: int | None, dtypes: tuple[str, ...]) -> np.ndarray:
         """A tensor that says how others are read, of so many entries, flat."""

@@ -186,14 +186,19 @@ NF4 = Table(
 
 
 def _dynamic() -> Table:
-    """A sign, a run of zero bits that is a power of ten, a fraction (Dettmers 2016, arXiv:1511.04561, section 2.1)."""
-    numbers = [0.0, 1.0]
+    """A sign, a run of zero bits that is a power of ten, a fraction (Dettmers 2016, arXiv:1511.04561, section 2.1).
+
+    Rounded as bitsandbytes rounds them: the step, the edges, their middles and the products, each to float32.
+    """
+    f32, numbers = np.float32, [0.0, 1.0]
     for zeros in range(7):
         steps = 2 ** (6 - zeros)
-        edges = [0.1 + 0.9 * i / steps for i in range(steps + 1)]
-        means = [(a + b) / 2 * 10.0**-zeros for a, b in pairwise(edges)]
-        numbers += means + [-m for m in means]
-    return Table(tuple(sorted(float(np.float32(n)) for n in numbers)))
+        step, i = float((f32(1) - f32(0.1)) / f32(steps)), np.arange(steps + 1)
+        from_below, from_above = float(f32(0.1)) + step * i, 1 - step * (steps - i)
+        edges = np.where(i < (steps + 1) // 2, from_below, from_above).astype(f32)
+        middles = (edges[1:] + edges[:-1]) / f32(2) * f32(10.0**-zeros)
+        numbers += [*map(float, middles), *map(float, -middles)]
+    return Table(tuple(sorted(numbers)))
 
 
 INT8 = Format("int8", "q8", Integers(-128, 127))
