@@ -41,6 +41,9 @@ bench: env  ## what calls, tracing, products, quantizing and the import cost, ea
 	@bad=0; for table in eager jit trace load lift matmul quantize; do \
 		echo; JAX_PLATFORMS=cpu $(PY) -m benchmarks.$$table $(ARGS) || bad=1; done; exit $$bad
 
+references: env  ## what PyTorch's libraries of quantization make of the same numbers, in an environment of their own
+	@sh scripts/references.sh $(ARGS)
+
 matrix: env  ## which calls work, on every supported JAX: tests/data/matrix.json and the table of docs/limits.md
 	@sh scripts/matrix.sh
 
@@ -51,8 +54,8 @@ env:  ## only the environment, .venv
 	@sh scripts/bootstrap.sh
 
 clean:  ## remove the environments and all that was built
-	rm -rf .venv .venv-jax-* .uv build dist *.egg-info
+	rm -rf .venv .venv-jax-* .venv-references .uv build dist *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-full test lint fix typecheck docs laws mutants bench matrix lock env clean
+.PHONY: help demo demo-full test lint fix typecheck docs laws mutants bench references matrix lock env clean

@@ -1,13 +1,13 @@
 """Quantizes the numbers of `inputs` by the libraries of others, and writes what they make of them into a folder.
 
-    python tests/references/produce.py FOLDER
+    python tests/references/produce.py FOLDER [EARLIER]       and says what differs from an earlier one
 
     FOLDER/torchao.npz, ...          codes, scales and numbers, by name
     FOLDER/versions.json             of the libraries; why one could not be imported
     FOLDER/checkpoints/NAME/         config.json and model.safetensors as the library that owns the format writes them,
                                      and dense.npz, what it decodes them to
 
-Needs what requirements.txt lists, on any Python; neither typax nor JAX.
+Needs what constraints.txt pins, on any Python from 3.11 on; neither typax nor JAX.
 """
 
 import importlib.machinery
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from inputs import edges, normal
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from _quantized_reference import NF4
@@ -281,7 +281,27 @@ LIBRARIES = {
 }  # fmt: skip
 
 
-def main(folder):
+def entries(folder):
+    """What is in a folder: arrays and tensors one by one."""
+    for path in sorted(p for p in Path(folder).rglob("*") if p.is_file()):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                yield from ((f"{name}: {k}", (x.dtype, x.shape, x.tobytes())) for k, x in arrays.items())
+        elif path.suffix == ".safetensors":
+            found = {k: figures(x) for k, x in load_file(path).items()}
+            yield from ((f"{name}: {k}", (x.dtype, x.shape, x.tobytes())) for k, x in found.items())
+        else:
+            yield name, path.read_text()
+
+
+def different(folder, earlier):
+    """The names of what two folders do not share in every bit."""
+    new, old = dict(entries(folder)), dict(entries(earlier))
+    return sorted(name for name in new.keys() | old.keys() if new.get(name) != old.get(name))
+
+
+def main(folder, earlier=None):
     out, versions, failed = Out(Path(folder)), {}, {}
     out.folder.mkdir(parents=True)
     torch.manual_seed(0)  # layers begin with biases
@@ -299,7 +319,10 @@ def main(folder):
     told = json.dumps({"versions": versions, "not imported": failed}, indent=1)
     (out.folder / "versions.json").write_text(told + "\n")
     print(told)
-    return int(bool(failed))
+    changed = different(folder, earlier) if earlier else []
+    if earlier:
+        print("\n".join([f"differs from {earlier}:", *changed]) if changed else f"the same as {earlier}, in every bit")
+    return int(bool(failed or changed))
 
 
 class _Unused(types.ModuleType):
@@ -313,4 +336,4 @@ class _Unused(types.ModuleType):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(*sys.argv[1:]))
