@@ -103,6 +103,21 @@ def test_the_smallest_trees(tmp_path, tree):
     same(tree, load(tmp_path / "x"))
 
 
+def test_texts_and_arrays_of_any_kind(tmp_path):
+    tree = {"half\ud800": jnp.ones(1), "text": "\ud800", "☃\n": jnp.ones(()), "swapped": np.arange(3, dtype=">i4")}
+    save(tmp_path / "x", tree)
+    back = load(tmp_path / "x")
+    assert back["text"] == tree["text"] and back["swapped"].tolist() == [0, 1, 2]
+    same({k: v for k, v in tree.items() if k != "swapped"}, {k: v for k, v in back.items() if k != "swapped"})
+    deep: Any = jnp.ones(1)
+    for _ in range(300):
+        deep = {"a": [deep]} if _ % 2 else {"a": deep}
+    with pytest.raises(ValueError, match="deeper than 300"):
+        save(tmp_path / "x", deep)
+    with pytest.raises(TypeError, match="only is 3, neither a pattern"):
+        load(tmp_path / "x", only=3)
+
+
 OWN = dataclasses.replace(typax.quantized.format.INT4, name="own4", shown="own4")
 
 
@@ -214,6 +229,10 @@ def test_straight_to_a_sharding(tmp_path, kind):
     got = load(tmp_path / "x", sharding=lambda p, ty: jax.NamedSharding(mesh, jax.P(None, "i")) if p == "q" else None)
     assert got["q"].scale.sharding.is_fully_replicated and got["q"].qvalue.addressable_shards[0].data.shape == (8, 4)
     assert not isinstance(got["b"].sharding, jax.NamedSharding)
+    got = load(tmp_path / "x", sharding={"q": rows, "b": None})
+    assert got["q"].scale.sharding.spec == jax.P("j") and not isinstance(got["b"].sharding, jax.NamedSharding)
+    with pytest.raises(TypeError, match="b: the tree of shardings has nothing for it"):
+        load(tmp_path / "x", sharding={"q": rows})
     with pytest.raises(TypeError, match=r"b: .*cannot be put as"):
         load(tmp_path / "x", sharding=lambda p, ty: jax.NamedSharding(mesh, jax.P(None, "i")))
     with pytest.raises(TypeError, match="sharding must be a device"):
@@ -241,9 +260,25 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_kept_is_refused_before_a_file_is_there(tmp_path):
-    for tree, match in [({"f": max}, r"f: .*is neither an array, a value nor a node"), ({"s": {1, 2}}, "s: set")]:
+    for tree, match in [
+        ({"f": max}, r"f: .*is neither an array, a value nor a node"),
+        ({"s": {1, 2}}, "s: set"),
+        ({"t": np.array(["a"])}, "t: an array of dtype <U1 has no form in a file"),
+        ({"o": np.array([None])}, "o: an array of dtype object has no form"),
+        ({"ty": typax.QArray.type((2, 3))}, r"ty: q8\[2,3\] is a type"),
+        ({"ty": jax.ShapeDtypeStruct((2,), "int8")}, r"ty: int8\[2\] is a type"),
+    ]:
         with pytest.raises(TypeError, match=match):
             save(tmp_path / "x", tree)
+    around: list[Any] = []
+    around.append(around)
+    with pytest.raises(ValueError, match="deeper than 300 nodes, or holds itself"):
+        save(tmp_path / "x", around)
+    with pytest.raises(ValueError, match="shard_bytes is 0"):
+        save(tmp_path / "x", {}, shard_bytes=0)
+    for name in ("a\0b", "/dev/null", tmp_path):
+        with pytest.raises(FileError, match=r"no file can have|no ordinary file|is a folder"):
+            save(name, {})
     for x in (jnp.ones(2), typax.quantize(jnp.ones((2, 3)))):
         with pytest.raises(TypeError, match=r"q: a file is written outside of jit"):
             jax.jit(lambda x: save(tmp_path / "x", {"q": x}))(x)
@@ -345,6 +380,10 @@ def test_a_bad_file_is_refused_by_name(tmp_path, header, payload, match):
 def test_files_that_are_none(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "short").write_bytes(b"123")
+    for head, what in [(b"GGUF", "is a GGUF file"), (b"PK\3\4", "but a zip archive")]:
+        (tmp_path / "other").write_bytes(head + bytes(60))
+        with pytest.raises(FileError, match=what):
+            load(tmp_path / "other")
     with pytest.raises(FileError, match="short: is no safetensors file: 3 bytes"):
         load(tmp_path / "short")
     with pytest.raises(FileError, match="its header would take"):

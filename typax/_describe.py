@@ -230,6 +230,11 @@ _DTYPES: dict[str, Any] = {"float0": _jax.float0} | {
 }
 
 
+def has_dtype(dtype: Any) -> bool:
+    """Whether a dtype of NumPy's has a name in a file."""
+    return str(dtype) in _DTYPES
+
+
 def key_impl(dtype: Any) -> str:
     """The generator whose keys have this dtype; a StopIteration if it is none of these."""
     return next(impl for impl in KEYS if key_dtype(impl) == dtype)
@@ -258,7 +263,8 @@ def find_class(name: Any) -> Any:
         return alike[0]
     if alike:
         raise ValueError(f"there are {len(alike)} value classes {name}; define it once, in a module")
-    raise ValueError(f"there is no value class {brief(name)} yet; import {name.split(':')[0]} first")
+    how = "define it" if name.startswith("__main__:") else f"import {name.split(':')[0]}"
+    raise ValueError(f"there is no value class {brief(name)} yet; {how} first")
 
 
 def _classes(cls: Any) -> Iterator[Any]:

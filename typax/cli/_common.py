@@ -1,6 +1,7 @@
 """What the commands on files share: messages in place of stack traces, tables, progress."""
 
 import contextlib
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import rich.table
 
 from typax.io._disk import shown
 from typax.io._save import INDEX
+from typax.io._tree import Leaf
 
 
 class Commands(click.Group):
@@ -81,6 +83,19 @@ def progress(total: int, doing: str) -> Iterator[Any]:
             bar.update(task, description=rich.markup.escape(what), advance=n)
 
         yield done
+
+
+PART = 2**25
+"""Bytes of a large tensor, and of the rows of one that are quantized at a time where they have scales of their own."""
+
+
+def taken(ck: Any, leaf: Leaf) -> Any:
+    """The value of a leaf, and the file's memory of it let go of before there is a result."""
+    if leaf.nbytes > PART:
+        gc.collect()  # else JAX lets go of the arrays of NumPy that it uses as they are one tensor later
+    x = ck.value(leaf)
+    ck.release(leaf)
+    return x
 
 
 def size(n: float) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from typax._describe import show
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import FORCE, may_write, progress, table
+from typax.cli._common import FORCE, may_write, progress, table, taken
 from typax.io import _open
 from typax.io._disk import replacing
 from typax.io._save import chooser
@@ -88,8 +88,7 @@ def _unlike(x: Any, y: Any, a: Path, b: Path) -> str | None:
 
 def _array(ck: Any, leaf: Leaf) -> np.ndarray:
     """What a leaf stands for, flat; complex numbers as pairs, keys of random numbers as their words."""
-    x = ck.value(leaf)
-    ck.release(leaf)
+    x = taken(ck, leaf)
     if isinstance(leaf.type, ValueType):
         x = dense(x)
     if is_key(x.dtype):

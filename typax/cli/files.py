@@ -1,6 +1,5 @@
 """``typax inspect``, ``quantize`` and ``convert``: checkpoints from one form to another, a tensor at a time."""
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typax._recipe import quantize_tree, quantizer
 from typax._rows import concatenate
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import FORCE, may_write, progress, size, table
+from typax.cli._common import FORCE, PART, may_write, progress, size, table, taken
 from typax.io import _open
 from typax.io._save import chooser, save_leaves
 from typax.io._tree import Leaf
@@ -78,10 +77,6 @@ def _summed(rows: list[dict[str, Any]], depth: int) -> list[dict[str, Any]]:
 def _formats(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Formats that begin so; if none does, files of rules."""
     return [CompletionItem(f) for f in formats() if f.startswith(begun)] or [CompletionItem(begun, type="file")]
-
-
-PART = 2**25
-"""Bytes of the rows that are quantized at a time, where rows have scales of their own."""
 
 
 @click.command()
@@ -212,7 +207,7 @@ def _write_gguf(
     with progress(sum(x.nbytes for x in leaves.values()), target.name) as done:
 
         def value(path: str) -> Any:
-            x = _taken(ck, leaves[path])
+            x = taken(ck, leaves[path])
             x = make(path, x)
             done(path, leaves[path].nbytes)
             return _dense(x, None) if blocks and not isinstance(x, Ggml) else x
@@ -229,15 +224,6 @@ def _in_blocks(ty: Any, blocks: str) -> Any:
     return ty if isinstance(ty, ValueType) and ty.decl.cls is Ggml else type_of(blocks, tuple(ty.shape))
 
 
-def _taken(ck: Any, leaf: Leaf) -> Any:
-    """The value of a leaf, and the file's memory of it let go of before there is a result."""
-    if leaf.nbytes > PART:
-        gc.collect()  # else JAX lets go of the arrays of NumPy that it uses as they are one tensor later
-    x = ck.value(leaf)
-    ck.release(leaf)
-    return x
-
-
 def _dense(x: Any, to: Any) -> Any:
     if isinstance(jax.typeof(x), ValueType):
         x = dense(x)
@@ -252,7 +238,7 @@ def _write(ck: Any, target: Path, types: Any, make: Callable[[str, Any], Any], s
 
         def value(i: int) -> Any:
             path = leaves[i].path
-            x = make(path, _taken(ck, sources[path]))
+            x = make(path, taken(ck, sources[path]))
             done(path, sources[path].nbytes)
             return x
 

@@ -55,6 +55,8 @@ def let_go(mapped: Any, start: int, stop: int) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` when the block ends, and never exists if the block raises."""
+    if "\0" in str(path):
+        fail(path, "is a name that no file can have")
     path = Path(os.path.realpath(path))  # of a link, the file that it names is replaced
     if path.is_dir():
         fail(path, "is a folder, not a file")

@@ -116,6 +116,10 @@ def _header(path: Path, file: BinaryIO, size: int) -> bytes:
     head = file.read(8)
     if len(head) < 8:
         fail(path, f"is no safetensors file: {size} bytes are less than a header's length takes")
+    if head[:4] == b"GGUF":
+        fail(path, "is a GGUF file, which typax.io.load_gguf reads")
+    if head[:4] == b"PK\x03\x04":
+        fail(path, "is no safetensors file but a zip archive, as PyTorch's pickles and NumPy's .npz are")
     n = int.from_bytes(head, "little")
     if n > MAX_HEADER:
         fail(path, f"is no safetensors file: its header would take {n} bytes, more than the {MAX_HEADER} that may be")

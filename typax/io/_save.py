@@ -46,10 +46,15 @@ def save(path: Any, tree: Any, *, shard_bytes: int | None = None) -> None:
 
     Raises:
       TypeError: if something in the tree cannot be kept.
-      ValueError: if an array is spread over several processes.
-      FileError: if there is no such folder.
+      ValueError: if an array is spread over several processes, or the tree holds itself.
+      FileError: if the file cannot be written there.
     """
     told, leaves, found = _tree.describe(tree)
+    for leaf, x in zip(leaves, found, strict=True):
+        if isinstance(x, ValueType | _jax.ShapedArray | jax.ShapeDtypeStruct):
+            raise TypeError(f"{leaf.path or 'the tree'}: {show(leaf.type)} is a type, and what is saved has values")
+    if shard_bytes is not None and (type(shard_bytes) is not int or shard_bytes < 1):
+        raise ValueError(f"shard_bytes is {shard_bytes!r}, no number of bytes")
     save_leaves(path, told, leaves, lambda i: found[i], shard_bytes=shard_bytes)
 
 
@@ -200,7 +205,7 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
     Args:
       path: a file, an index, or a folder with an index or one file, as Hugging Face lays them out.
       sharding: where to put the arrays: a device, a ``jax.sharding.Sharding`` of what each leaf stands for (whose components
-        follow it), or a function of path and type that gives one of these, or ``None``.
+        follow it), ``None``, a tree of these, as deep as they differ, or a function of path and type that gives one.
       only: load a part: a pattern, several, or a predicate on paths. ``"layers.0"`` has all that is below it, ``*`` stands
         for anything. The result is a flat dict by path.
       like: a tree of the same structure, for a file with nodes other than dicts, lists and tuples; its leaves may be arrays,
@@ -284,7 +289,9 @@ def chooser(only: Any) -> Callable[[str], bool]:
     """The predicate on paths of a pattern, of several, or itself."""
     if callable(only):
         return lambda p: bool(only(p))
-    patterns = [only] if isinstance(only, str) else list(only)
+    patterns = [only] if isinstance(only, str) else only
+    if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(x, str) for x in patterns):
+        raise TypeError(f"only is {only!r}, neither a pattern, several, nor a predicate on paths")
     return lambda p: any(matches(x, p) for x in patterns)
 
 
@@ -356,14 +363,27 @@ def put(x: Any, place: Callable[[str, Any], Any], path: str) -> Any:
 
 
 def placing(sharding: Any) -> Callable[[str, Any], Any]:
-    """The function of path and type that a sharding, a device, or such a function stands for."""
-    if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding | jax.Device):
+    """The function of path and type that a sharding, a device, a tree of these, or such a function stands for."""
+    if sharding is None or isinstance(sharding, jax.sharding.Sharding | jax.Device):
+        return lambda *_: sharding
+    if callable(sharding):
         return sharding
-    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding | jax.Device):
+    last = lambda x: x is None or isinstance(x, jax.sharding.Sharding | jax.Device)
+    found = {dotted(k): x for k, x in jax.tree_util.tree_flatten_with_path(sharding, is_leaf=last)[0]}
+    if wrong := [x for x in found.values() if not last(x)]:
         raise TypeError(
-            f"sharding must be a device, a jax.sharding.Sharding, or a function of path and type, not {sharding!r}"
+            "sharding must be a device, a jax.sharding.Sharding, a tree of these, or a function of path and type, "
+            f"not {wrong[0]!r}"
         )
-    return lambda *_: sharding
+
+    def place(path: str, _: Any) -> Any:
+        names = path.split(".")
+        for n in range(len(names), 0, -1):
+            if (above := ".".join(names[:n])) in found:
+                return found[above]
+        raise TypeError(f"{path}: the tree of shardings has nothing for it; None stands for the default device")
+
+    return place
 
 
 # --- headers and indices ------------------------------------------------------------------------------------------

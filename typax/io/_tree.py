@@ -31,6 +31,8 @@ from typax.quantized import packing
 from typax.quantized.format import unsigned
 
 VERSION = 1
+DEPTH = 300
+"""How deep a tree may be nested; JSON is read to about twice as many brackets each."""
 
 
 # --- one array ------------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ class Kept:
         """The array as the file holds it."""
         if is_key(self.dtype):
             return np.asarray(jax.random.key_data(x))
-        x, want = np.ascontiguousarray(x), self.planned
+        x, want = np.ascontiguousarray(np.asarray(x).astype(self.dtype, copy=False)), self.planned  # as bytes go here
         return pack(x, bits) if (bits := _bits(self.dtype)) else x.reshape(-1).view(want.dtype).reshape(want.shape)
 
     def restored(self, raw: np.ndarray) -> np.ndarray:
@@ -134,22 +136,24 @@ def describe(tree: Any) -> tuple[Any, list[Leaf], list[Any]]:
     """The description of a tree, its leaves that are arrays or values (or types of such), and these."""
     names, leaves, found = Names(), [], []
 
-    def walk(x: Any, path: str) -> Any:
+    def walk(x: Any, path: str, depth: int = 0) -> Any:
         kind = type(x)
+        if depth > DEPTH:
+            raise ValueError(f"the tree is deeper than {DEPTH} nodes, or holds itself, at {path[:40]}…")
         if x is None or kind in (bool, int, float, str):
             return {"value": _describe.static_to_json(x, path)}
         if kind is dict:
             return {
                 "dict": [
-                    [_describe.static_to_json(k, f"a key of {path or 'the tree'}"), walk(v, _join(path, k))]
+                    [_describe.static_to_json(k, f"a key of {path or 'the tree'}"), walk(v, _join(path, k), depth + 1)]
                     for k, v in x.items()
                 ]
             }
         if kind in (list, tuple):
-            return {kind.__name__: [walk(v, _join(path, i)) for i, v in enumerate(x)]}
+            return {kind.__name__: [walk(v, _join(path, i), depth + 1) for i, v in enumerate(x)]}
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             fields = zip(kind._fields, x, strict=True)  # type: ignore[attr-defined]
-            return {"namedtuple": [[k, walk(v, _join(path, k))] for k, v in fields], "class": _name(kind)}
+            return {"namedtuple": [[k, walk(v, _join(path, k), depth + 1)] for k, v in fields], "class": _name(kind)}
         if (leaf := leaf_of(x, path, names)) is not None:
             leaves.append(leaf)
             found.append(x)
@@ -158,7 +162,7 @@ def describe(tree: Any) -> tuple[Any, list[Leaf], list[Any]]:
         if len(children) == 1 and children[0][1] is x:
             raise TypeError(f"{path or 'the tree'}: {kind.__name__} {x!r} is neither an array, a value nor a node of a tree")
         named = [(dotted(k), v) for k, v in children]
-        return {"node": [[k, walk(v, _join(path, k))] for k, v in named], "class": _name(kind)}
+        return {"node": [[k, walk(v, _join(path, k), depth + 1)] for k, v in named], "class": _name(kind)}
 
     return walk(tree, ""), leaves, found
 
@@ -174,7 +178,10 @@ def _join(path: str, key: Any) -> str:
 def leaf_of(x: Any, path: str, names: Names) -> Leaf | None:
     """A leaf for an array, a value, or the type of one; else ``None``."""
     if isinstance(x, np.ndarray | np.generic):
-        return Leaf(path, jax.ShapeDtypeStruct(x.shape, x.dtype), (Kept(names.new(path), x.dtype, x.shape),), numpy=True)
+        dtype = x.dtype.newbyteorder("=")
+        if not _describe.has_dtype(dtype):
+            raise TypeError(f"{path or 'the tree'}: an array of dtype {dtype} has no form in a file")
+        return Leaf(path, jax.ShapeDtypeStruct(x.shape, dtype), (Kept(names.new(path), dtype, x.shape),), numpy=True)
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct | _jax.ShapedArray) and not isinstance(x, _jax.Tracer):
         return Leaf(path, jax.ShapeDtypeStruct(x.shape, x.dtype), (Kept(names.new(path), x.dtype, x.shape),))
     if isinstance(x, _jax.Tracer):
