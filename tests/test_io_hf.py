@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from _fuzz import Tally, little_memory, mutate
 
 import typax
 from typax.io import FileError, load_hf
@@ -248,3 +249,59 @@ def test_a_bad_configuration(tmp_path):
     (tmp_path / "config.json").write_text('{"torch_dtype": "int4"}')
     with pytest.raises(FileError, match="its dtype is 'int4'"):
         load_hf(tmp_path)
+
+
+def test_mutated_folders_are_refused_or_read(tmp_path):
+    """The configuration, the header and the tensors of a folder of each method, changed at random."""
+    q, z, rng, tally = RNG.integers(0, 16, (K, N)), RNG.integers(0, 16, (4, N)), np.random.default_rng(0), Tally(tmp_path)
+    s, state = (
+        floats(4, N).astype(np.float16),
+        {"blocksize": 16, "shape": [N, K], "nested_blocksize": 32, "nested_offset": 0.5},
+    )
+    words4 = {"l.qweight": words(q.T, 4).T, "l.qzeros": words(z, 4), "l.scales": s}
+    table = np.asarray(typax.quantized.format.NF4.values, np.float32)
+    kinds = [
+        ({**words4, "l.g_idx": (np.arange(K) // 16).astype(np.int32)}, {"quant_method": "gptq", "bits": 4}),
+        ({**words4, "l.qweight": words(q, 4)}, {"quant_method": "awq", "bits": 4}),
+        (
+            {"l.weight_packed": words(q.T, 4), "l.weight_scale": floats(N, 4), "l.weight_shape": np.array([N, K])},
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}},
+        ),
+        (
+            {"l.weight": floats(N, K).astype(ml_dtypes.float8_e4m3fn), "l.weight_scale_inv": floats(3, 4)},
+            {"quant_method": "fp8", "weight_block_size": [8, 16]},
+        ),
+        (
+            {
+                "l.weight": RNG.integers(0, 256, (N * K // 2, 1)).astype(np.uint8),
+                "l.weight.quant_map": table,
+                "l.weight.absmax": RNG.integers(0, 256, N * K // 16).astype(np.uint8),
+                "l.weight.nested_absmax": floats(3),
+                "l.weight.nested_quant_map": floats(256),
+                "l.weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+            },
+            {"quant_method": "bitsandbytes"},
+        ),
+    ]
+    odd = [None, 0, -1, 3, 1e30, 10**12, 2**63, "x", [], {}, [1], [0, 0], True, "gptq_v2"]
+    keys = ["quant_method", "bits", "weight_block_size", "config_groups", "checkpoint_format"]
+    with little_memory():
+        for i in range(150):
+            (tensors, config), what = kinds[i % len(kinds)], i // len(kinds) % 5
+            name = list(tensors)[int(rng.integers(len(tensors)))]
+            x = tensors[name]
+            if what == 0:
+                config = config | {keys[int(rng.integers(len(keys)))]: odd[int(rng.integers(len(odd)))]}
+            elif what == 1:
+                tensors = {n: v for n, v in tensors.items() if n != name}
+            elif what == 2:
+                tensors = tensors | {name: (x[:-1], x.reshape(-1), x[..., None], x[:0], x.T)[int(rng.integers(5))]}
+            elif what == 3:
+                dtype = ("i4", "u1", "i1", "f4", "f2", "i8", "f8", "c8")[int(rng.integers(8))]
+                tensors = tensors | {name: np.zeros(x.shape, dtype)}
+            put(tmp_path, tensors, config)
+            if what == 4:
+                file = tmp_path / ("config.json" if i % 2 else "model.safetensors")
+                file.write_bytes(mutate(file.read_bytes(), rng))
+            tally.of(lambda: load_hf(tmp_path))
+    assert tally.refused > 60 and tally.read > 15
