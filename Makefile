@@ -44,6 +44,9 @@ bench: env  ## what calls, tracing, products, quantizing and the import cost, ea
 references: env  ## what PyTorch's libraries of quantization make of the same numbers, in an environment of their own
 	@sh scripts/references.sh $(ARGS)
 
+bench-torchao:  ## torchao's int8 products, times PyTorch's of float32; after make references
+	@.venv-references/bin/python benchmarks/of_torchao.py $(ARGS)
+
 matrix: env  ## which calls work, on every supported JAX: tests/data/matrix.json and the table of docs/limits.md
 	@sh scripts/matrix.sh
 
@@ -58,4 +61,4 @@ clean:  ## remove the environments and all that was built
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-full test lint fix typecheck docs laws mutants bench references matrix lock env clean
+.PHONY: help demo demo-full test lint fix typecheck docs laws mutants bench bench-torchao references matrix lock env clean
