@@ -180,7 +180,10 @@ MISFITS = {
         r"k is 3 in float32\[2,3\] and 4 in q8\[4,3\], where \(Float\[Array, '\*b k'\], Float\[QArray, .*\) has one size",
     ),
     "ints with it": (lambda q: matmul(jnp.ones((2, 4), int), q), r"int32\[2,4\] is not Float\[Array, '\*b k'\]; cast it"),
-    "a static by position": (lambda q: typax.transpose(q, (1, 0)), "it takes 1 operand; statics go by keyword: permutation"),
+    "a static by position": (
+        lambda q: typax.gather(q, X, None),
+        "it takes 2 operands; statics go by keyword: dimension_numbers",
+    ),
 }
 
 
@@ -230,12 +233,25 @@ def test_ops_have_signatures():
 USES = {
     "matmul": lambda v: v @ W, "rmatmul": lambda v: X @ v, "numpy_rmatmul": lambda v: np.ones((2, 3)) @ v,
     "add": lambda v: v + 1, "radd": lambda v: 1 + v, "eq": lambda v: v == 1, "ne": lambda v: v != v, "lt": lambda v: v < 1,
-    "neg": lambda v: -v, "abs": abs, "invert": lambda v: ~v, "truediv": lambda v: v / 2, "pow": lambda v: v**2,
+    "abs": abs, "invert": lambda v: ~v, "pow": lambda v: v**2,
     "rpow": lambda v: 2**v, "floordiv": lambda v: v // 2, "and": lambda v: v & 1, "divmod": lambda v: divmod(v, 2),
-    "contains": lambda v: 1 in v, "iter": list, "mT": lambda v: v.mT,
-    "at": lambda v: v.at[0], "astype": lambda v: v.astype(jnp.float32), "sum": lambda v: v.sum(), "jnp.sum": jnp.sum,
-    "jnp.stack": lambda v: jnp.stack([v, v]),
+    "contains": lambda v: 1 in v, "iter": list, "at": lambda v: v.at[0], "sum": lambda v: v.sum(), "jnp.sum": jnp.sum,
+    "jnp.stack": lambda v: jnp.stack([v, v]), "rtruediv": lambda v: 1 / v,
 }  # fmt: skip
+WITHOUT_OPS = {
+    "neg": lambda v: -v, "mul": lambda v: v * 2, "rmul": lambda v: 2 * v, "truediv": lambda v: v / 2, "mT": lambda v: v.mT,
+    "astype": lambda v: v.astype(jnp.float32), "reshape": lambda v: v.reshape(12), "swapaxes": lambda v: v.swapaxes(0, 1),
+    "take": lambda v: v.take(jnp.zeros(1, int), 0),
+}  # fmt: skip
+
+
+class Bare(Value):
+    """A type for which no op has an implementation."""
+
+    a: Float32[Array, "m n"]
+
+    def dense(self) -> Float32[Array, "m n"]:
+        return self.a
 
 
 @pytest.mark.parametrize("use", USES)
@@ -248,6 +264,15 @@ def test_what_an_array_does_and_a_value_does_not(use, through):
         {"eagerly": f, "jit": jax.jit(f), "in an op": op}[through](quantize(W))
 
 
+@pytest.mark.parametrize("use", WITHOUT_OPS)
+def test_what_a_value_without_ops_does_not(use):
+    v, f = Bare(W), WITHOUT_OPS[use]
+    for run in (f, jax.jit(f)):
+        with pytest.raises(TypeError, match=r"bare\[3,4\] is not an array .*typax\.matmul.*typax\.dense.*typax\.lift"):
+            run(v)
+    assert use not in ("mT", "astype", "reshape", "swapaxes", "take") or not hasattr(v, use)
+
+
 @pytest.mark.parametrize("use", [bool, float, int, np.asarray, np.sum, round, lambda v: np.add(np.ones(4), v)])
 def test_what_a_concrete_value_does_not(use):
     with pytest.raises(TypeError, match=r"q8\[3,4\] is not an array .*typax\.matmul.*typax\.dense.*typax\.lift"):
@@ -256,7 +281,7 @@ def test_what_a_concrete_value_does_not(use):
 
 def test_names_of_array_methods_are_not_there():
     v = quantize(W)
-    assert not hasattr(v, "mT") and not hasattr(v, "sum") and not jax.jit(lambda v: hasattr(v, "mT"))(v)
+    assert hasattr(v, "mT") and not hasattr(v, "sum") and not jax.jit(lambda v: hasattr(v, "real"))(v)
     assert v in [v] and isinstance(hash(v), int)
     with pytest.raises(AttributeError, match="'QArray' object has no attribute 'other'"):
         v.other  # type: ignore[attr-defined]

@@ -15,50 +15,58 @@ HOW = {
     "q8<axis=(-3)>": ("int8", {"axis": 0}), "q8g4x5": ("int8", {"axis": (1, 2), "group": (4, 5)}),
     "q4t": ("int4", {"axis": 1}), "q4g5": ("int4", {"group": 5}),
     "u4zg4t": ("uint4", {"axis": 1, "group": 4, "zero_point": True}),
-    "nf4g8t": ("nf4", {"axis": 1, "group": 8}), "nf4dg4t": ("nf4_double", {"axis": 1, "group": 4}),
-    "mxfp4g4t": ("mxfp4", {"axis": 1, "group": 4}), "nvfp4g4t": ("nvfp4", {"axis": 1, "group": 4}),
+    "nf4dg8t": ("nf4_double", {"axis": 1, "group": 8}), "nvfp4g4t": ("nvfp4", {"axis": 1, "group": 4}),
 }  # fmt: skip
-SOME = ("q4g5", "nf4dg4t", "nvfp4g4t")  # all that is done to an axis, in the order of codes and in nested scales
+CORE = "nf4dg8t"  # all that is done to an axis, in padded groups and in nested scales
 I = jnp.array([[3, 0], [1, 3]])
 
-MOVES = {  # of axes of sizes 4, 12, 10; those that a layout cannot move are told below
-    "transpose": lambda q: q.transpose(2, 0, 1),
-    "to and fro": lambda q: q.swapaxes(1, 2).swapaxes(1, 2),
-    "new axis": lambda q: q[:, None],
-    "new last axis": lambda q: q[..., None],
-    "squeezed": lambda q: q[:1, None].squeeze(0),
-    "broadcast": lambda q: jnp.broadcast_to(q[:, None], (2, 4, 3, 12, 10)),
-    "halves": lambda q: q.reshape(2, 2, 12, 10).reshape(4, 12, 10),
-    "heads": lambda q: q.reshape(4, 3, 4, 10),
-    "rows": lambda q: q[1:3],
-    "every other": lambda q: q[::-2],
-    "on borders": lambda q: q[:, 4:12],
-    "one": lambda q: q[2],
-    "one by a traced number": lambda q: jax.jit(lambda q, i: q[i])(q, 2),
-    "split": lambda q: jnp.split(q, [1, 3])[1],
-    "unstack": lambda q: jnp.unstack(q)[3],
-    "backwards": lambda q: q[:, ::-1],
-    "joined": lambda q: jnp.concatenate([q, q[:1]]),
-    "stacked": lambda q: jnp.stack([q, q], axis=1),
-    "blocks": lambda q: q[I],
-    "blocks, mapped": lambda q: jax.vmap(lambda i: q[i])(I[0]),
-    "mapped blocks": lambda q: jax.vmap(lambda w, i: w[i])(q[:, None], jnp.zeros((4, 1), int)),
-    "bfloat16": lambda q: q.astype(jnp.bfloat16),
-    "either": lambda q: jnp.where(I[0, 0] > 1, q, q[::-1]),
+# Of axes of sizes 4, 12, 10, by functions of `jnp` that `lift` runs, or by those of typax; what a layout cannot is below.
+MOVES = {
+    "transpose": lambda q, np: np.transpose(q, (2, 0, 1)),
+    "to and fro": lambda q, np: np.swapaxes(q.mT, 1, 2),
+    "new axis": lambda q, np: q[:, None],
+    "new last axis": lambda q, np: q[..., None],
+    "squeezed": lambda q, np: q[:1, None].squeeze(0),
+    "halves": lambda q, np: np.reshape(q.reshape(2, 2, 12, 10), (4, 12, 10)),
+    "heads": lambda q, np: q.reshape(4, 3, -1, 10),
+    "rows": lambda q, np: q[1:3],
+    "every other": lambda q, np: q[::-2],
+    "on borders": lambda q, np: q[:, 4:12],
+    "window": lambda q, np: (lax if np is jnp else typax).dynamic_slice(q, (1, 0, 0), (2, 12, 10)),
+    "one": lambda q, np: q[2],
+    "one by a traced number": lambda q, np: jax.jit(lambda q, i: q[i])(q, 2),
+    "split": lambda q, np: np.split(q, [1, 3])[1],
+    "backwards": lambda q, np: q[:, ::-1],
+    "joined": lambda q, np: np.concatenate([q, q[:1]]),
+    "joined last": lambda q, np: np.concatenate([q, q[..., ::-1]], axis=-1),
+    "stacked": lambda q, np: np.stack([q, q], axis=1),
+    "stacked last": lambda q, np: np.stack([q, q], axis=-1),
+    "blocks": lambda q, np: q[I],
+    "filled blocks": lambda q, np: np.take(q, jnp.array([2, 4, -5, 0]), axis=0),
+    "bfloat16": lambda q, np: q.astype(jnp.bfloat16),
+    "either": lambda q, np: np.where(I[0, 0] > 1, q, q[::-1]),
+}
+LIFTED = {
+    "broadcast": lambda q, _: jnp.broadcast_to(q[:, None], (2, 4, 3, 12, 10)),
+    "unstack": lambda q, _: jnp.unstack(q)[3],
+    "blocks, mapped": lambda q, _: jax.vmap(lambda i: q[i])(I[0]),
+    "mapped blocks": lambda q, _: jax.vmap(lambda w, i: w[i])(q[:, None], jnp.zeros((4, 1), int)),
 }
 ROWS = {
-    "row": lambda q: q[1, 5],
-    "column": lambda q: q[1, :, 7],
-    "traced row": lambda q: jax.jit(lambda q, i: q[1, i])(q, 7),
-    "rows by index": lambda q: q[1][jnp.array([[3, 0], [11, 4]])],
-    "columns by index": lambda q: q[1][:, jnp.array([3, 9])].T,
-    "rows, filled": lambda q: jnp.take(q[1], jnp.array([7, 12, -13]), axis=0),
-    "rows, mapped": lambda q: jax.vmap(lambda w, i: w[i])(q, jnp.array([[1, 2], [7, 0], [0, 11], [5, 5]])),
+    "row": lambda q, np: q[1, 5],
+    "column": lambda q, np: q[1, :, 7],
+    "columns": lambda q, np: q[..., 3],
+    "traced row": lambda q, np: jax.jit(lambda q, i: q[1, i])(q, 7),
+    "entries": lambda q, np: q[jnp.array([1, 2]), 4:8, jnp.array([0, 9])],
+    "rows by index": lambda q, np: q[1][jnp.array([[3, 0], [11, 4]])],
+    "columns by index": lambda q, np: np.take(q[1], jnp.array([3, 9]), axis=-1).T,
+    "rows, filled": lambda q, np: np.take(q[1], jnp.array([7, 12, -13]), axis=0),
 }
+LIFTED_ROWS = {"rows, mapped": lambda q, _: jax.vmap(lambda w, i: w[i])(q, jnp.array([[1, 2], [7, 0], [0, 11], [5, 5]]))}
+OWN = {"one", "one by a traced number", "unstack", "blocks", "filled blocks", "blocks, mapped", "mapped blocks", "squeezed"}
 REFUSED = {
-    "q8<axis=(-3)>": {"squeezed", "one", "one by a traced number", "unstack", "joined", "blocks", "blocks, mapped",
-                      "mapped blocks", "rows by index", "columns by index", "rows, filled"},  # one scale for what is cut
-    "nf4g8t": {"heads", "on borders", "backwards"}, "nvfp4g4t": {"joined"},
+    "q8<axis=(-3)>": {"joined"}, "nvfp4g4t": {"joined"},  # one scale for what is joined
+    "nf4dg8t": {"heads", "on borders", "backwards", "joined last", "columns", "entries"},
 }  # fmt: skip
 
 
@@ -69,50 +77,80 @@ def native(f, *args):
     return out
 
 
-def each(of, but=()):
-    return lambda q: {k: f(q) for k, f in of.items() if k not in but}
+def each(of, np=jnp, but=()):
+    return lambda q: {k: f(q, np) for k, f in of.items() if k not in but}
 
 
-@pytest.mark.parametrize("shown", [pytest.param(k, marks=[pytest.mark.core] * (k in SOME[1:2])) for k in HOW])
+def seen(f):
+    """What a program gives, and what that stands for."""
+    return lambda q: ((out := f(q)), typax.dense(out))
+
+
+def same(got, want):
+    for k, x in got.items():
+        assert (x.shape, x.dtype) == (want[k].shape, want[k].dtype), k
+        np.testing.assert_array_equal(x, want[k], k)  # codes move: not a bit differs
+
+
+@pytest.mark.parametrize("shown", [pytest.param(k, marks=[pytest.mark.core] * (k == CORE)) for k in HOW])
 def test_what_they_give(shown):
     name, how = HOW[shown]
     q = typax.quantize(X, name, **how)
     assert str(q._type).startswith(shown + "[")
     d, not_here = typax.dense(q), REFUSED.get(shown, set())
-    got, want = native(each(MOVES | ROWS, not_here), q), each(MOVES | ROWS, not_here)(d)
-    for k, x in got.items():
-        assert isinstance(x, Quantized if k in MOVES else jax.Array), k
-        assert (x.shape, x.dtype) == (want[k].shape, want[k].dtype), k
-        np.testing.assert_array_equal(typax.dense(x), want[k], k)  # codes move: not a bit differs
+    everything = MOVES | LIFTED | ROWS | LIFTED_ROWS
+    want = each(everything)(d)
+    called, dense = jax.jit(seen(each(MOVES | ROWS, typax, not_here)))(q)
+    same(dense, want)
+    for k in not_here - set(LIFTED) - set(LIFTED_ROWS):
+        with pytest.raises(TypeError, match=r"do it to typax\.dense"):
+            jax.eval_shape(lambda q, k=k: everything[k](q, typax), q)
+    if shown not in (CORE, "q8<axis=(-3)>"):
+        return
+    not_here |= {"filled blocks"} if shown == CORE else set()  # nested scales without NaN; a batch axis is filled otherwise
+    lifted, dense = jax.jit(seen(typax.lift(each(everything, but=not_here), "error")))(q)
+    same(dense, want)
+    arrays = ({*ROWS, *LIFTED_ROWS} | OWN) - {"columns"} if shown != CORE else {*ROWS, *LIFTED_ROWS}
+    assert {k for k, x in lifted.items() if isinstance(x, jax.Array)} == arrays - not_here
     for k in not_here:
         with pytest.raises(TypeError, match="no op with the reference"):
-            jax.eval_shape(typax.lift((MOVES | ROWS)[k], "error"), q)
-    assert {str(jax.typeof(got[k])) for k in ("to and fro", "backwards", "either", "halves") if k in got} == {str(q._type)}
+            jax.eval_shape(typax.lift(lambda q, k=k: everything[k](q, jnp), "error"), q)
+    for out in (called, lifted):
+        assert {str(jax.typeof(out[k])) for k in ("to and fro", "backwards", "either", "halves") if k in out} == {
+            str(q._type)
+        }
 
 
 def test_gradients_and_vmap():
     name, how = HOW["nvfp4g4t"]
     q = typax.quantize(X, name, **how)
     some = {k: (MOVES | ROWS)[k] for k in ("transpose", "heads", "on borders", "rows, filled")}
-    total = lambda q: sum(jnp.nansum(jnp.sin(typax.dense(x))) for x in each(some)(q).values())
-    want = jax.jit(jax.grad(total))(typax.dense(q))
-    np.testing.assert_allclose(jax.grad(typax.lift(total, "allow"))(q), want, rtol=1e-5, atol=1e-6)
+    total = lambda np: lambda q: sum(jnp.nansum(jnp.sin(typax.dense(x))) for x in each(some, np)(q).values())
+    want = jax.jit(jax.grad(total(jnp)))(typax.dense(q))
+    for f in (typax.lift(total(jnp), "allow"), total(typax)):
+        np.testing.assert_allclose(jax.jit(jax.grad(f))(q), want, rtol=1e-5, atol=1e-6)
     stack = jax.vmap(lambda x: typax.quantize(x, name, **how))(jnp.stack([X, -X]))
-    mapped = jax.vmap(typax.lift(lambda q: q.reshape(4, 3, 4, 10)[1:3].transpose(3, 0, 1, 2), "error"))(stack)
+    moved = lambda q: q.reshape(4, 3, 4, 10)[1:3].transpose(3, 0, 1, 2)
     want = typax.dense(stack).reshape(2, 4, 3, 4, 10)[:, 1:3].transpose(0, 4, 1, 2, 3)
-    np.testing.assert_array_equal(typax.dense(mapped), want)
+    for f in (typax.lift(moved, "error"), moved):
+        np.testing.assert_array_equal(typax.dense(jax.jit(jax.vmap(f))(stack)), want)
+    _, ys = typax.scan(lambda c, q: (c, typax.dense(q[:, 4:8].mT)), 0, stack)
+    np.testing.assert_array_equal(ys, typax.dense(stack)[:, :, 4:8].mT)
 
 
 def test_numbers():
-    for name, how in HOW.values():
+    for name, how in (*HOW.values(), ("mxfp4", {}), ("nvfp4_block", {})):
         q = typax.quantize(X, name, **how)
         if name in ("mxfp8", "mxfp4", "nvfp4_block"):
             with pytest.raises(TypeError, match="no op with the reference mul"):
                 typax.lift(lambda q: -2 * q, "error")(q)
+            with pytest.raises(TypeError, match=r"multiply of .* scales of .* are .*, which does not hold every product"):
+                -2 * q
             continue
-        doubled = native(lambda q: -2 * q / 4, q)
-        assert isinstance(doubled, Quantized)
-        np.testing.assert_allclose(typax.dense(doubled), -typax.dense(q) / 2, rtol=1e-6)
+        for f in (lambda q: native(lambda q: -2 * q / 4, q), lambda q: jax.jit(lambda q: -(2 * q) / 4)(q)):
+            doubled, dense = seen(f)(q)
+            assert str(jax.typeof(doubled)) == str(q._type)
+            np.testing.assert_allclose(dense, -typax.dense(q) / 2, rtol=1e-6)
 
 
 def test_numbers_along_axes_that_have_scales():
@@ -120,9 +158,13 @@ def test_numbers_along_axes_that_have_scales():
     f = lambda q: s[:, None] * q / half.astype("float32")[:, None, None]
     for shown in ("q4t", "u4zg4t"):
         q = typax.quantize(X, HOW[shown][0], **HOW[shown][1])
-        got = native(f, q)
-        assert isinstance(got, Quantized)
-        np.testing.assert_allclose(typax.dense(got), f(typax.dense(q)), rtol=1e-6)
+        for got in (
+            native(f, q),
+            q * s[:, None] / half.astype("float32")[:, None, None],
+            typax.divide(typax.multiply(s[:, None], q), half.astype("float32")[:, None, None]),
+        ):
+            assert isinstance(got, Quantized)
+            np.testing.assert_allclose(typax.dense(got), f(typax.dense(q)), rtol=1e-6)
     total = lambda q: jnp.sum(jnp.sin(f(q) @ jnp.ones((10, 2))))
     want = jax.grad(total)(typax.dense(q))
     np.testing.assert_allclose(jax.grad(typax.lift(total, "error"))(q), want, rtol=1e-5, atol=1e-5)
@@ -159,8 +201,7 @@ def test_sharding():
 
 
 def test_what_pads_and_fills():
-    for shown in ("q4t", "u4zg4t", "nf4g8t"):
-        name, how = HOW[shown]
+    for name, how in (HOW["q4t"], HOW["u4zg4t"], ("nf4", {"axis": 1, "group": 8})):
         q = typax.quantize(X, name, **how)
         for value in (2.5, jnp.nan):
             f = lambda q, value=value: lax.pad(q, value, ((1, 2, 1), (0, 0, 0), (0, 0, 0)))
@@ -172,12 +213,18 @@ def test_what_pads_and_fills():
 
 
 def test_every_format():
-    for name in formats():
-        q = typax.quantize(X.reshape(4, 120)[:, :64], name)
-        moved = lambda q: q[::2].T.reshape(2, 32, 2)[:, None].astype(jnp.bfloat16)
-        got = native(moved, q)
-        assert isinstance(got, Quantized) and got.nbytes <= q.nbytes
-        np.testing.assert_array_equal(typax.dense(got), moved(typax.dense(q)))
+    values = {name: typax.quantize(X.reshape(4, 120)[:, :64], name) for name in formats()}
+    moved = lambda q: q[::2].T.reshape(2, 32, 2)[:, None].astype(jnp.bfloat16)
+    all_of = lambda f: lambda values: {name: f(q) for name, q in values.items()}
+    got, dense = jax.jit(seen(typax.lift(all_of(moved), "error")))(values)
+    assert all(isinstance(x, Quantized) and x.nbytes <= values[name].nbytes for name, x in got.items())
+    arrays = jax.jit(typax.dense)(values)
+    same(dense, all_of(moved)(arrays))
+    # NaN fills: in scales that are floats, bytes of e8m0, floats of 8 bits
+    filled = lambda take, xs: {
+        n: take(x, I[:, ::-1] * 3, axis=0) for n, x in xs.items() if n not in ("nf4_double", "dynamic8")
+    }
+    same(jax.jit(lambda xs: typax.dense(filled(typax.take, xs)))(values), filled(jnp.take, arrays))
 
 
 def test_refused_with_the_numbers():
@@ -186,5 +233,11 @@ def test_refused_with_the_numbers():
     for text, (i, j, strides) in slices.items():
         with pytest.raises(TypeError, match=rf"a slice {text} along axis 0 of q4\[12,10\] by groups \(4,1\) does not start"):
             slice_(q, start_indices=(i, 0), limit_indices=(j, 10), strides=strides)
+        with pytest.raises(
+            TypeError, match=rf"indexing of q4g4t\[12,10\]: a slice {text} along .*; do it to typax\.dense\(v\)"
+        ):
+            q[i : j : strides and strides[0]]
+    with pytest.raises(TypeError, match=r"; those of typax\.requantize\(\.\.\., group=2\) would be cut there"):
+        q[2:6]
     with pytest.raises(TypeError, match=r"as \[10, 12\]: a piece of 3 is no part of an axis of 10, nor the other way"):
         reshape(q, new_sizes=(10, 12), dimensions=None, sharding=None)

@@ -4,13 +4,14 @@ from typax import _blocks as _blocks
 from typax import _convolutions as _convolutions
 from typax import _factors as _factors
 from typax import debug, hijax, io
+from typax._arithmetic import divide, multiply
 from typax._callbacks import io_callback, pure_callback
 from typax._codes import dot_general
 from typax._collectives import all_gather, all_to_all, pmean, ppermute, psum
 from typax._control_flow import associative_scan, cond, fori_loop, map, scan, switch, vmap, while_loop
 from typax._derivatives import hessian, jacfwd, jacrev, stop_gradient
 from typax._export import Exported, deserialize, export
-from typax._indexing import concatenate, expand_dims, moveaxis, squeeze, stack, take, where
+from typax._indexing import concatenate, dynamic_slice, split, stack, take, where
 from typax._jit import jit
 from typax._lift import explain, lift
 from typax._moves import reshard, unshare
@@ -21,6 +22,7 @@ from typax._policies import Componentwise, Dense, Itself, NoTangent, retract
 from typax._receipt import Line, Receipt
 from typax._recipe import quantize_tree
 from typax._rows import gather, transpose
+from typax._shapes import expand_dims, moveaxis, reshape, squeeze, swapaxes
 from typax._show import show
 from typax._spec import Axes, Pspec
 from typax._structural import dense
@@ -66,7 +68,9 @@ __all__ = [
     "dense",
     "deserialize",
     "device_put",
+    "divide",
     "dot_general",
+    "dynamic_slice",
     "expand_dims",
     "explain",
     "export",
@@ -84,6 +88,7 @@ __all__ = [
     "map",
     "matmul",
     "moveaxis",
+    "multiply",
     "op",
     "optimizer",
     "outer",
@@ -95,13 +100,16 @@ __all__ = [
     "quantize_tree",
     "requantize",
     "reshard",
+    "reshape",
     "retract",
     "scan",
     "shard_map",
     "show",
+    "split",
     "squeeze",
     "stack",
     "stop_gradient",
+    "swapaxes",
     "switch",
     "take",
     "tangent_zeros",

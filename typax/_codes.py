@@ -7,6 +7,7 @@ A scale on kept axes multiplies the result, one on contracted axes folds into th
 kept ones batch axes, along which the other operand is repeated.  Other layouts: `quantized.contract`.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from typax import _interpret
-from typax._op import Refused, op
+from typax import _interpret, _jax
+from typax._natively import traced
+from typax._op import Op, Refused
+from typax._structural import pack_open
 from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul
 from typax.quantized.contract import check_activations, large, of_integers, product
 
@@ -33,7 +36,53 @@ def _without(xs: Any, axis: int) -> tuple[Any, ...]:
     return (*xs[:axis], *xs[axis + 1 :])
 
 
-dot_general = op(lax.dot_general_p, name="dot_general")
+class DotGeneral(Op):
+    """The op `dot_general`, called as ``lax.dot_general`` is."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        def dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision=None,
+            preferred_element_type=None,
+            *,
+            out_sharding=None,
+            activations="float",
+        ):
+            """How it is called."""
+
+        return inspect.signature(dot_general)
+
+    def __call__(
+        self, lhs: Any, rhs: Any, dimension_numbers: Any = None, *args: Any, activations: Any = "float", **params: Any
+    ) -> Any:
+        own = {} if isinstance(activations, str) and activations == "float" else {"activations": activations}
+        if {"precision", "preferred_element_type", "out_sharding"} <= params.keys():  # those of the primitive, from lift
+            return super().__call__(lhs, rhs, dimension_numbers=dimension_numbers, **params, **own)
+        if not any(map(_jax.is_hi_value, (lhs, rhs))):
+            return lax.dot_general(lhs, rhs, dimension_numbers, *args, **params)
+        numbers = tuple(tuple(tuple(map(int, axes)) for axes in pair) for pair in dimension_numbers)
+        f = lambda x, y: [lax.dot_general(x, y, numbers, *args, **params)]
+        types = [_jax.typeof(pack_open(x)) for x in (lhs, rhs)]
+        (eqn,) = traced("dot_general", (numbers, args, tuple(sorted(params.items()))), f, types).eqns
+        return super().__call__(lhs, rhs, **eqn.params, **own)
+
+
+dot_general = DotGeneral(lax.dot_general_p, "dot_general")
+dot_general.__doc__ = """``lax.dot_general`` with quantized arrays, and other values that have an implementation.
+
+Args:
+  lhs, rhs: arrays or values.
+  dimension_numbers: ``((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))``.
+  precision, preferred_element_type, out_sharding: as ``lax.dot_general`` has them.
+  activations: as of `typax.matmul`.
+
+Raises:
+  TypeError: if no implementation takes the operands, or as ``lax.dot_general``.
+  ValueError: for activations that are none.
+"""
 
 
 class _Factor:

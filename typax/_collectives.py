@@ -16,7 +16,7 @@ from jax import lax
 
 from typax import _jax
 from typax._byhand import undeclared
-from typax._indexing import _batch_axis, on_each
+from typax._indexing import batch_axis, on_each
 from typax._moves import unshare
 from typax._op import Op
 from typax._structural import dense, pack_open
@@ -54,7 +54,7 @@ def all_gather(x: Any, axis_name: Any, *, axis_index_groups: Any = None, axis: i
             return lax.all_gather(v, axis_name, axis=axis, **params)
         v = unshare(v)
         ty = _declared("all_gather", v)
-        k = _batch_axis("all_gather", ty, axis, extra=0 if tiled else 1)
+        k = batch_axis("all_gather", ty, axis, extra=0 if tiled else 1)
         axes, masks = ([k] * len(ty.leaves), ty.masks) if tiled else ty.broadcasted(k)
         key = _key("all_gather", axis_name, axis=k, **params)
         gather = lambda y, k: all_gather(y, axis_name, axis=k, **params)
@@ -94,7 +94,7 @@ def all_to_all(
             return lax.all_to_all(v, axis_name, split_axis, concat_axis, **params)
         v = unshare(v)
         ty = _declared("all_to_all", v)
-        axes = tuple(_batch_axis("all_to_all", ty, k) for k in (split_axis, concat_axis))
+        axes = tuple(batch_axis("all_to_all", ty, k) for k in (split_axis, concat_axis))
         swap = lambda xs: all_to_all(xs[0], axis_name, *axes, **params)
         key = _key("all_to_all", axis_name, axes=axes, **params)
         return on_each(key, [v], lambda _, xs, __: swap(xs), ty.masks, lambda xs, _: swap(xs))

@@ -18,7 +18,8 @@ from jax import lax
 
 from typax import _jax
 from typax._byhand import axes_type, has_axes, is_raw, own_spec, undeclared
-from typax._indexing import batch_sizes, concatenate, index, merge_axes, split_axis, stack, take
+from typax._indexing import batch_sizes, concatenate, index, stack, take
+from typax._shapes import merge_axes, split_axis
 from typax._structural import pack_open
 from typax._type import ValueType
 

@@ -3,10 +3,11 @@
     stack([q8[2,3], q8[2,3]])        q8[2,2,3]         q8[4,2,3][1]            q8[2,3]
     concatenate([q8[2,3], q8[5,3]])  q8[7,3]           q8[4,2,3][::2, 0]       q8[2,3]
     where(mask[2,1], q8[2,3], ...)   q8[2,3]           take(q8[4,2,3], [3, 1])  q8[2,2,3]
+    split(q8[4,3], 2)                q8[2,3] twice     q8t[4,6][:, 2:4]         q8t[4,2]
 
 A batch axis leads in every component, so that each function acts on each component, and on the array that the value stands
 for, in the same way: that is its reference, and its derivatives are the reference's.  A named axis (the row that shares a
-scale) is part of what a value is, and is not cut.
+scale) is part of what a value is: along it a type says itself what can be done, by ops of the primitives (`_natively`).
 """
 
 import operator
@@ -19,7 +20,8 @@ import numpy as np
 
 from typax import _jax, _repairs
 from typax._byhand import undeclared
-from typax._moves import broadcast_batch, permute_batch, unshare
+from typax._moves import unshare
+from typax._natively import natively
 from typax._prim import Application
 from typax._structural import Derived, by_components, leaf_types, made, over_components, over_views, pack_open
 from typax._type import ValueType
@@ -41,9 +43,18 @@ def _remedy(ty: ValueType, what: str) -> str:
     n = len(batch_sizes(ty))
     able = f"its batch axes are the first {n}" if n else "it has no batch axis"
     return (
-        f"{what} along a named axis of {ty} would change what the value is ({able}); do it to typax.dense(v), or to v in a "
-        "function of arrays that typax.lift runs on values, if its ops know how"
+        f"{what} along a named axis of {ty} would change what the value is ({able}), and the type has no op for it; do it "
+        "to typax.dense(v)"
     )
+
+
+def along_named(what: str, key: Any, f: Callable[..., Any], *operands: Any) -> Any:
+    """``f``, a function of arrays, along named axes of the values among the operands: by their ops.
+
+    Raises:
+      TypeError: if there is no op, or none that can.
+    """
+    return natively(what, key, lambda *xs: [f(*xs)], *operands, no_op=lambda ty: _remedy(ty, what))[0]
 
 
 def batch_sizes(ty: ValueType) -> tuple[int, ...]:
@@ -51,14 +62,18 @@ def batch_sizes(ty: ValueType) -> tuple[int, ...]:
     return tuple(a.size for a in ty.batch) if ty.has_own_axes else ty.shape
 
 
-def _batch_axis(name: str, ty: ValueType, axis: int, extra: int = 0) -> int:
-    """``axis`` as the position of a batch axis."""
-    axis = operator.index(axis)
-    rank, n = ty.ndim + extra, len(batch_sizes(ty)) + extra
+def any_axis(name: str, ty: ValueType, axis: int, extra: int = 0) -> tuple[int, bool]:
+    """``axis`` as a position, and whether it is that of a named axis."""
+    axis, rank = operator.index(axis), ty.ndim + extra
     if not -rank <= axis < rank:
         raise ValueError(f"typax.{name}: axis {axis} is out of bounds for {ty}" + (" and a new axis" if extra else ""))
-    axis %= rank
-    if axis >= n:
+    return axis % rank, axis % rank >= len(batch_sizes(ty)) + extra
+
+
+def batch_axis(name: str, ty: ValueType, axis: int, extra: int = 0) -> int:
+    """``axis`` as the position of a batch axis."""
+    axis, named = any_axis(name, ty, axis, extra)
+    if named:
         raise TypeError(_remedy(ty, f"typax.{name}"))
     return axis
 
@@ -125,10 +140,11 @@ def _has_values(xs: Any) -> bool:
 
 
 def stack(arrays: Sequence[Any], axis: int = 0, **kwargs: Any) -> Any:
-    """``jnp.stack`` for values: of one type, joined along a new batch axis.
+    """``jnp.stack`` for values: of one type, joined along a new axis.
 
     Raises:
-      TypeError: if the values are of several types, or if the new axis would not come before the named axes.
+      TypeError: if the values are of several types, or if the new axis comes after a named one and their type has no op
+        that joins them there.
     """
     if _jax.is_hi_value(arrays):
         arrays = [arrays[i] for i in range(len(arrays))]
@@ -136,7 +152,9 @@ def stack(arrays: Sequence[Any], axis: int = 0, **kwargs: Any) -> Any:
         return jnp.stack(arrays, axis, **kwargs)
     values = _alike("stack", arrays)
     ty = _jax.typeof(values[0])
-    axis = _batch_axis("stack", ty, axis, extra=1)
+    axis, named = any_axis("stack", ty, axis, extra=1)
+    if named:
+        return along_named("typax.stack", axis, lambda *xs: jnp.stack(xs, axis), *values)
     axes, masks = ty.broadcasted(axis)
     return on_each(
         ("stack", axis),
@@ -149,10 +167,11 @@ def stack(arrays: Sequence[Any], axis: int = 0, **kwargs: Any) -> Any:
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, **kwargs: Any) -> Any:
-    """``jnp.concatenate`` for values: joined along a batch axis.
+    """``jnp.concatenate`` for values: joined along an axis.
 
     Raises:
-      TypeError: if the values differ in more than the size of this axis, or if it is a named axis.
+      TypeError: if the values differ in more than the size of this axis, or if it is a named axis and their type has no op
+        that joins them there.
     """
     if _jax.is_hi_value(arrays):
         arrays = [arrays[i] for i in range(len(arrays))]
@@ -162,7 +181,11 @@ def concatenate(arrays: Sequence[Any], axis: int = 0, **kwargs: Any) -> Any:
     if declared is None:
         _type("concatenate", next(x for x in arrays if _jax.is_hi_value(x)))
     assert declared is not None
-    axis = _batch_axis("concatenate", declared, axis)
+    axis, named = any_axis("concatenate", declared, axis)
+    if named:
+        if not all(isinstance(_jax.typeof(x), ValueType) for x in arrays):
+            _alike("concatenate", arrays)
+        return along_named("typax.concatenate", axis, lambda *xs: jnp.concatenate(xs, axis), *arrays)
     values = _alike("concatenate", arrays, axis)
     return on_each(
         ("concatenate", axis),
@@ -240,8 +263,8 @@ class _Slot(NamedTuple):
     number: int
 
 
-def _parse(ty: ValueType, index: Any) -> tuple[list[Any], list[Any]]:
-    """An index into the batch axes, one entry for each axis of the value and each new one; and the arrays in it."""
+def _parse(ty: ValueType, index: Any) -> tuple[list[Any], list[Any], bool]:
+    """An index, one entry for each axis of the value and each new one; the arrays in it; whether it reads named axes."""
     entries: list[Any] = []
     for e in index if isinstance(index, tuple) else (index,):
         if isinstance(e, list):
@@ -259,18 +282,13 @@ def _parse(ty: ValueType, index: Any) -> tuple[list[Any], list[Any]]:
         raise IndexError(f"too many indices for {ty}: {taken} where it has {ty.ndim} axes")
     spot = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[spot : spot + 1] = [slice(None)] * (ty.ndim - taken)
-    out, arrays, axis, sizes = [], [], 0, batch_sizes(ty)
+    out, arrays, axis, n, named = [], [], 0, len(batch_sizes(ty)), False
     for e in entries:
         if e is None:
-            if axis > len(sizes):
-                raise TypeError(f"a new axis of {ty} comes before its named axes, as the first of {len(sizes) + 1}")
+            named |= axis > n
             out.append(None)
             continue
-        if axis >= len(sizes):
-            if not (isinstance(e, slice) and e == slice(None)):
-                raise TypeError(_remedy(ty, "indexing"))
-            axis += 1
-            continue
+        named |= axis >= n and not (isinstance(e, slice) and e == slice(None))
         if isinstance(e, slice):
             if any(isinstance(s, _jax.Tracer) for s in (e.start, e.stop, e.step)):
                 raise TypeError(
@@ -278,41 +296,52 @@ def _parse(ty: ValueType, index: Any) -> tuple[list[Any], list[Any]]:
                 )
             out.append(e)
         elif isinstance(e, int) or (isinstance(e, np.integer) and not isinstance(e, _jax.Tracer)):
-            if not -sizes[axis] <= e < sizes[axis]:
-                raise IndexError(f"index {e} is out of bounds for axis {axis} of {ty}, of size {sizes[axis]}")
-            out.append(int(e) % sizes[axis])
+            size = ty.shape[axis]
+            if not -size <= e < size:
+                raise IndexError(f"index {e} is out of bounds for axis {axis} of {ty}, of size {size}")
+            out.append(int(e) % size)
         elif hasattr(e, "dtype") and jnp.issubdtype(e.dtype, jnp.integer):
             out.append(_Slot(len(arrays)))
             arrays.append(jnp.asarray(e))
         else:
             raise TypeError(f"{ty} is indexed by integers, slices, integer arrays, None and ..., not by {e!r}")
         axis += 1
-    return out, arrays
+    if not named:  # none of the batch axes has an entry behind them
+        out = out[: len(out) - (ty.ndim - n)]
+    return out, arrays, named
 
 
 def index(value: Any, at: Any) -> Any:
-    """``value[at]``: along batch axes, by integers (traced ones too), slices, integer arrays, ``None`` and ``...``.
+    """``value[at]``: by integers (traced ones too), slices, integer arrays, ``None`` and ``...``.
 
     Raises:
-      TypeError: for an index into a named axis, or by a mask that is not known when the program is traced.
+      TypeError: for an index into a named axis, if the type has no op that reads so; or by a mask that is not known when
+        the program is traced.
       IndexError: for too many indices, or a Python integer that is out of bounds; a traced one is clamped, as for arrays.
     """
     value = pack_open(value)
     ty = _type("index", value)
     if ty is None:
         return value[at]
-    entries, arrays = _parse(ty, at)
+    entries, arrays, named = _parse(ty, at)
     if not entries or all(isinstance(e, slice) and e == slice(None) for e in entries):
         return value
-    simple = all(isinstance(e, int | slice) or (isinstance(e, _Slot) and not arrays[e.number].ndim) for e in entries)
-    if not simple:
-        value = unshare(value)
-        ty = _jax.typeof(value)
     key = tuple((e.start, e.stop, e.step) if isinstance(e, slice) else e for e in entries)
 
     def full(arrays: Sequence[Any]) -> list[Any]:
         return [arrays[e.number] if isinstance(e, _Slot) else e for e in entries]
 
+    if named:
+        if arrays and any(isinstance(e, slice) and e != slice(None) for e in entries):  # as one lookup they might not fit
+            value = index(value, tuple(e if isinstance(e, slice) else slice(None) for e in entries if e is not None))
+            entries = [slice(None) if isinstance(e, slice) else e for e in entries]
+            return index(value, tuple(full(arrays)))
+        read = lambda x, *arrays: x[tuple(full(arrays))]
+        return along_named("indexing", key, read, value, *arrays)
+    simple = all(isinstance(e, int | slice) or (isinstance(e, _Slot) and not arrays[e.number].ndim) for e in entries)
+    if not simple:
+        value = unshare(value)
+        ty = _jax.typeof(value)
     if not ty.has_own_axes:
         masks: Masks = ty.masks
         own = lambda j, arrays: tuple(full(arrays))
@@ -351,13 +380,14 @@ def _show_index(entries: Sequence[Any]) -> str:
 
 
 def take(a: Any, indices: Any, axis: int | None = None, **kwargs: Any) -> Any:
-    """``jnp.take`` for values, along a batch axis.
+    """``jnp.take`` for values, along an axis.
 
     An index out of range fills each component as it fills an array of its dtype (NaN, the least integer, True), so that what
     is stood for is NaN where a float of the type, such as a scale, makes it so; ``mode="clip"`` or ``"wrap"`` fills nothing.
+    Along a named axis it is read and filled by the type's op of ``lax.gather``.
 
     Raises:
-      TypeError: without an axis, or for a named axis.
+      TypeError: without an axis, or for a named axis if the type has no op that reads so.
     """
     if not _jax.is_hi_value(a):
         return jnp.take(a, indices, axis, **kwargs)
@@ -365,7 +395,10 @@ def take(a: Any, indices: Any, axis: int | None = None, **kwargs: Any) -> Any:
     ty = _type("take", value)
     if axis is None:
         raise TypeError(f"typax.take of {ty} takes an axis: a value is not flattened")
-    axis, indices = _batch_axis("take", ty, axis), jnp.asarray(indices)
+    (axis, named), indices = any_axis("take", ty, axis), jnp.asarray(indices)
+    if named:
+        key = (axis, tuple(sorted(kwargs.items())))
+        return along_named("typax.take", key, lambda x, i: jnp.take(x, i, axis, **kwargs), value, indices)
     n, rank = len(batch_sizes(ty)) - 1 + indices.ndim, len(ty.leaves)
     masks = ((True,) * n,) * rank if ty.has_own_axes else ty.masks
     pick = lambda xs, arrays: take(xs[0], arrays[0], axis, **kwargs)
@@ -373,66 +406,58 @@ def take(a: Any, indices: Any, axis: int | None = None, **kwargs: Any) -> Any:
     return on_each(key, [value], lambda _, xs, a: pick(xs, a), masks, pick, [indices], axis=axis)
 
 
-# --- their axes ------------------------------------------------------------------------------------------------------
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """``jnp.split`` for values: the list of the parts along an axis.
+
+    Raises:
+      TypeError: along a named axis, if the type has no op that cuts it there.
+      ValueError: if an axis is not a multiple of the number of parts.
+    """
+    if not _jax.is_hi_value(ary):
+        return jnp.split(ary, indices_or_sections, axis)
+    ty = _type("split", ary)
+    axis, _ = any_axis("split", ty, axis)
+    n, given = ty.shape[axis], indices_or_sections
+    if isinstance(given, int | np.integer):
+        if given < 1 or n % given:
+            raise ValueError(f"typax.split: axis {axis} of {ty} has size {n}, which is no multiple of {given}")
+        ends = [n // int(given) * k for k in range(1, int(given))]
+    else:
+        ends = [int(k) for k in given]
+    parts = zip([None, *ends], [*ends, None], strict=True)
+    return [index(ary, (*(slice(None),) * axis, slice(*at))) for at in parts]
 
 
-def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
-    """``jnp.expand_dims`` for values: new batch axes of size 1."""
-    if not _jax.is_hi_value(a):
-        return jnp.expand_dims(a, axis)
-    value = pack_open(a)
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    ty = _type("expand_dims", value)
-    for k in sorted(_batch_axis("expand_dims", ty, k, extra=len(axes)) for k in axes):
-        value = broadcast_batch(value, 1, k)
+def dynamic_slice(operand: Any, start_indices: Sequence[Any], slice_sizes: Sequence[int]) -> Any:
+    """``lax.dynamic_slice`` for values: a part of this size, which begins at numbers that may be traced, clamped.
+
+    Along an axis in groups the beginning is to be known, as a Python number, unless the part is one entry or the whole axis.
+
+    Raises:
+      TypeError: if the type has no op that cuts its named axes there.
+    """
+    if not _jax.is_hi_value(operand):
+        return jax.lax.dynamic_slice(operand, start_indices, slice_sizes)
+    value = unshare(pack_open(operand))
+    ty, sizes = _type("dynamic_slice", value), tuple(map(operator.index, slice_sizes))
+    starts = list(start_indices)
+    if len(starts) != ty.ndim or len(sizes) != ty.ndim or any(not 0 <= m <= n for m, n in zip(sizes, ty.shape, strict=True)):
+        raise TypeError(
+            f"typax.dynamic_slice: {len(starts)} beginnings and the sizes {list(sizes)} are no part of {ty}, of "
+            f"shape {list(ty.shape)}"
+        )
+    for a, (start, m, n) in enumerate(zip(starts, sizes, ty.shape, strict=True)):
+        if m == n:
+            continue
+        known = isinstance(start, int | np.integer) and not isinstance(start, _jax.Tracer)
+        if known:
+            at = min(max(int(start) + n * (start < 0), 0), n - m)
+            value = index(value, (*(slice(None),) * a, slice(at, at + m)))
+        elif a < len(batch_sizes(ty)):
+            start = jnp.asarray(start)
+            at = jnp.clip(jnp.where(start < 0, start + n, start), 0, n - m)
+            value = take(value, at + jnp.arange(m, dtype=start.dtype), a, mode="clip")
+        else:
+            cut = lambda x, i, a=a, m=m: jax.lax.dynamic_slice_in_dim(x, i, m, a)
+            value = along_named("typax.dynamic_slice", (a, m), cut, value, jnp.asarray(start))
     return value
-
-
-def squeeze(a: Any, axis: int | Sequence[int] | None = None) -> Any:
-    """``jnp.squeeze`` for values: batch axes of size 1 are taken away; ``axis=None`` means all of them."""
-    if not _jax.is_hi_value(a):
-        return jnp.squeeze(a, axis)
-    ty = _type("squeeze", a)
-    sizes = batch_sizes(ty)
-    if axis is None:
-        axis = [k for k, n in enumerate(sizes) if n == 1]
-    axes = {_batch_axis("squeeze", ty, k) for k in ((axis,) if isinstance(axis, int) else axis)}
-    if wrong := [k for k in axes if sizes[k] != 1]:
-        raise ValueError(f"typax.squeeze: axis {wrong[0]} of {ty} has size {sizes[wrong[0]]}")
-    return index(a, tuple(0 if k in axes else slice(None) for k in range(len(sizes))))
-
-
-def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
-    """``jnp.moveaxis`` for values: batch axes in another order."""
-    if not _jax.is_hi_value(a):
-        return jnp.moveaxis(a, source, destination)
-    ty = _type("moveaxis", a)
-    src, dst = (
-        [_batch_axis("moveaxis", ty, k) for k in ((ks,) if isinstance(ks, int) else ks)] for ks in (source, destination)
-    )
-    if len(src) != len(dst):
-        raise ValueError(f"typax.moveaxis: {len(src)} axes go to {len(dst)} places")
-    order = [k for k in range(ty.ndim) if k not in src]
-    for d, s in sorted(zip(dst, src, strict=True)):
-        order.insert(d, s)
-    return permute_batch(pack_open(a), order)
-
-
-def split_axis(value: Any, rows: int) -> Any:
-    """The leading axis, of size n, as two: of size ``rows`` and n / rows."""
-    return _reshaped(value, ("split_axis", rows), lambda x: jnp.reshape(x, (rows, x.shape[0] // rows, *x.shape[1:])), 1)
-
-
-def merge_axes(value: Any) -> Any:
-    """The two leading axes as one."""
-    return _reshaped(value, ("merge_axes",), lambda x: jnp.reshape(x, (-1, *x.shape[2:])), -1)
-
-
-def _reshaped(value: Any, kind: Any, fn: Callable[[Any], Any], grown: int) -> Any:
-    if not _jax.is_hi_value(value):
-        return fn(value)
-    value = unshare(pack_open(value))
-    ty = _type(kind[0], value)
-    masks = ((True,) * (ty.n_batch + grown),) * len(ty.leaves) if ty.has_own_axes else ty.masks
-    one = lambda xs, _: _reshaped(xs[0], kind, fn, grown)
-    return on_each(kind, [value], lambda _, xs, a: one(xs, a), masks, one)

@@ -1,13 +1,15 @@
 """What an array does and a value does not: one table, for values and for tracers of them.
 
-    q @ x     q + 1     -q     q == 1     q[0]     len(q)     float(q)     q.T     q.sum()     numpy.asarray(q)
+    q @ x     q + 1     q == 1     float(q)     q.sum()     q.at[0]     numpy.asarray(q)
 
-Each raises the same error, eagerly and while a program is traced, unless the class of the value defines it.
+Each raises the same error, eagerly and while a program is traced, unless the class of the value defines it, or the type has
+an op for it (`_arithmetic`).
 """
 
+import functools
 from typing import Any, NoReturn
 
-from typax import _interpret, _jax
+from typax import _arithmetic, _interpret, _jax
 
 # As JAX names them: tracers forward `__add__` to `_add` of their type.
 OPERATORS = """
@@ -40,7 +42,16 @@ def not_an_array(value: Any, what: str = "", error: type[TypeError] = TypeError)
     )
 
 
-def no_such_attribute(value: Any, name: str) -> NoReturn:
+def attribute(value: Any, name: str) -> Any:
+    """A method or property of arrays, of a value: bound where its type has an op for it.
+
+    Raises:
+      NoSuchAttribute: where it has none.
+    """
+    if (known := _arithmetic.METHODS.get(name)) is not None and known.of(value):
+        return functools.partial(known.run, value)
+    if (known := _arithmetic.PROPERTIES.get(name)) is not None and known.of(value):
+        return known.run(value)
     not_an_array(value, name, NoSuchAttribute)
 
 
@@ -51,16 +62,29 @@ def _refused(what: str, error: type[TypeError] = TypeError) -> Any:
     return refuse
 
 
+def _able(what: str, known: _arithmetic.Known | None, error: type[TypeError] = TypeError) -> Any:
+    """What the ops of a type make of it, or the refusal."""
+    refuse = _refused(what, error)
+    if known is None:
+        return refuse
+    return lambda self, *args, **kwargs: (known.run if known.of(self) else refuse)(self, *args, **kwargs)
+
+
+def _operators() -> dict[str, Any]:
+    return {n: _able(f"__{n}__", _arithmetic.OPERATORS.get(n)) for n in OPERATORS.split()}
+
+
 def on_values() -> dict[str, Any]:
     """The operators of a value."""
-    return {f"__{n}__": _refused(f"__{n}__") for n in OPERATORS.split()}
+    return {f"__{n}__": f for n, f in _operators().items()}
 
 
 def on_tracers() -> dict[str, Any]:
     """The operators, methods and properties of a tracer of a value, as attributes of its type."""
-    operators = {f"_{n}": staticmethod(_refused(f"__{n}__")) for n in OPERATORS.split()}
+    operators = {f"_{n}": staticmethod(f) for n, f in _operators().items()}
     operators |= {"_copy": staticmethod(lambda x: x), "_deepcopy": staticmethod(lambda x, _: x)}
     operators["_setitem"] = staticmethod(_refused("__setitem__"))
-    methods = {n: _jax.aval_method(_refused(n)) for n in METHODS.split()}
-    properties = {n: _jax.aval_property(_refused(n, NoSuchAttribute)) for n in PROPERTIES.split()}
+    methods = {n: _jax.aval_method(_able(n, _arithmetic.METHODS.get(n))) for n in METHODS.split()}
+    able = {n: _able(n, _arithmetic.PROPERTIES.get(n), NoSuchAttribute) for n in PROPERTIES.split()}
+    properties = {n: _jax.aval_property(f) for n, f in able.items()}
     return operators | methods | properties | {"__jax_array__": _jax.aval_method(not_an_array)}

@@ -9,6 +9,7 @@ What these give are quantized arrays, but for vectors, such as the rows of a loo
 that cannot do so refuses, and says with which numbers; then `typax.lift` makes the operand dense, or raises.
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,11 +20,25 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from typax._op import Refused, op
+from typax import _shapes
+from typax._op import Op, Refused, op
 from typax.quantized import Quantized, axes, layout
 from typax.quantized.axes import Held, held
 
-transpose = op(lax.transpose_p, name="transpose")
+
+class Transpose(Op):
+    """The op `transpose`, called as ``jnp.transpose`` is, or by the keyword of the primitive."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_shapes.transpose)
+
+    def __call__(self, a: Any, axes: Any = None, *, permutation: Any = None) -> Any:
+        return _shapes.transpose(a, axes) if permutation is None else super().__call__(a, permutation=tuple(permutation))
+
+
+transpose = Transpose(lax.transpose_p, "transpose")
+transpose.__doc__ = _shapes.transpose.__doc__
 
 
 @transpose.impl
@@ -57,7 +72,7 @@ def _(q: Quantized, *, dimensions: Any) -> Any:
 
 def _squeezed(x: Held, dimensions: Sequence[int]) -> Any:
     """A value of fewer axes, or the vector that is left."""
-    if len(x.shape) - len(dimensions) < 2:
+    if len(x.shape) - len(dimensions) < 2 or {*x.inner} <= {*dimensions}:
         return lax.squeeze(x.dense(), dimensions)
     for a in sorted(dimensions, reverse=True):
         x = axes.drop(x, a)
@@ -137,7 +152,7 @@ def _(q: Quantized, index: Integer[Array, "*b i"], *, dimension_numbers: Any, sl
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
     value = jnp.nan if fill_value is None else fill_value
     there = jnp.expand_dims(inside, d.offset_dims)
-    if vectors:  # single rows, as an embedding lookup reads them
+    if vectors or not found.inner:  # single rows, as an embedding lookup reads them
         rows = found.dense()
         return jnp.where(there, rows, jnp.asarray(value, rows.dtype)) if fills else rows
     if fills:

@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from typax import _axes, _build, _interpret, _jax, _policies, _refuse
+from typax import _axes, _build, _jax, _policies, _refuse
 from typax._axes import static_key
 from typax._declaration import MISSING, Component, Declaration, Static
 from typax._declare import ValueMeta, declare
 from typax._indexing import index
-from typax._moves import permute_batch
 from typax._op import Op
 from typax._prim import opens_by_leaves
+from typax._shapes import transpose
 from typax._spec import Pspec, of_class
 from typax._structural import (
     Opened,
@@ -224,7 +224,7 @@ class Value(metaclass=ValueMeta):
     __hash__ = object.__hash__
 
     def __getitem__(self, at: Any) -> Any:
-        """Index the batch axes, by integers, slices, integer arrays, ``None`` and ``...``."""
+        """Index by integers, slices, integer arrays, ``None``, ``...``; named axes if the type has an op that reads so."""
         return index(self, at)
 
     def __len__(self) -> int:
@@ -266,7 +266,7 @@ class Value(metaclass=ValueMeta):
         if name == "dtype":
             return self._type.dtype
         if name in _refuse.NAMES:
-            _refuse.no_such_attribute(self, name)
+            return _refuse.attribute(self, name)
         if isinstance(found := getattr(type(self), name, None), property) and found.fget is not None:
             return found.fget(self)  # it raised an AttributeError of its own: let that be seen
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -296,18 +296,8 @@ class Value(metaclass=ValueMeta):
 
 
 def _transpose(value: Any, *permutation: Any) -> Any:
-    ty = _jax.typeof(value)
-    perm: Any = permutation
-    if len(perm) == 1 and not isinstance(perm[0], int):
-        perm = tuple(perm[0])
-    perm = tuple(p % ty.ndim for p in perm) or tuple(reversed(range(ty.ndim)))
-    n = ty.n_batch if ty.has_own_axes else ty.ndim
-    if perm[n:] != tuple(range(n, ty.ndim)):
-        try:
-            return _interpret.run(_jax.transpose_p, [value], permutation=perm)
-        except TypeError as e:
-            raise TypeError(f"{ty} cannot be permuted by {perm}: only its batch axes (the first {n}) can, and {e}") from None
-    return permute_batch(value, perm)
+    one = len(permutation) == 1 and not isinstance(permutation[0], int)
+    return transpose(value, permutation[0] if one else permutation or None)
 
 
 def _same(s: Static, v: Any) -> bool:

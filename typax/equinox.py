@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from typax import _describe, _jax
-from typax._indexing import moveaxis
 from typax._jit import jit
 from typax._optimize import apply_updates
 from typax._prim import has_tangent
+from typax._shapes import moveaxis
 from typax._type import ValueType
 from typax.io import _save, _tree
 

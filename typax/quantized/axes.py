@@ -17,13 +17,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from typax._op import Refused
 from typax._type import ValueType
 from typax.quantized import layout, packing
 from typax.quantized.encode import Parts, packed
-from typax.quantized.format import Format, Table
+from typax.quantized.format import Floats, Format, Table
 from typax.quantized.layout import Groups
 from typax.quantized.rounding import zero_code
 from typax.quantized.types import accumulated, all_groups, build, decode, row_group
@@ -96,7 +97,9 @@ class Held:
         return Parts(codes, scale, self.zero_point, self.offset)
 
     def value(self) -> Any:
-        """The value of these parts."""
+        """The value of these parts; an array where each entry has a scale of its own, which is no larger than the scales."""
+        if not self.inner:
+            return self.dense()
         return build(self.format, self.groups, self.shape, self.parts(), self.dtype)
 
     def dense(self) -> Any:
@@ -156,7 +159,9 @@ def cut(x: Any, a: int, start: int, stop: int, step: int = 1) -> Any:
         return _single(x, a, start)
     if g > 1 and (start % g or (stop % g and stop != size) or step != 1):
         at = f"{start}:{stop}" + (f":{step}" if step != 1 else "")
-        raise Refused(f"a slice {at} along axis {a} of {x.shown} does not start and end between groups of {g}")
+        fine = math.gcd(g, start, stop if stop != size else 0) if step == 1 else 1
+        other = f"; those of typax.requantize(..., group={fine}) would be cut there" if fine > 1 else ""
+        raise Refused(f"a slice {at} along axis {a} of {x.shown} does not start and end between groups of {g}{other}")
     return x.on_outer(a, lambda y, k: cut(y, k, start // g, -(-stop // g), step), n)
 
 
@@ -207,12 +212,16 @@ def join(xs: Sequence[Any], a: int) -> Any:
     if not isinstance(xs[0], Held):
         return lax.concatenate(xs, a)
     alike(xs)
+    if len(xs) > 1 and all(x.groups[a] > x.shape[a] for x in xs):
+        xs = [_whole(x, a) for x in xs]
     whole = {x.groups[a] or x.shape[a] for x in xs} if any(x.groups[a] != 1 for x in xs) else {1}
     if len(whole) > 1:
         raise Refused(f"along axis {a}, {' and '.join(x.shown for x in xs)} share scales in pieces of several sizes")
     (g,) = whole
-    xs = [x if g == 1 else _in_groups(x, a) for x in xs]
-    if len({x.groups for x in xs}) > 1 or (g > 1 and any(x.shape[a] % g for x in xs[:-1])):
+    xs = [_in_groups(x, a) for x in xs]
+    if short := [x for x in xs[:-1] if g > 1 and x.shape[a] % g]:
+        raise Refused(f"the last group of {g} along axis {a} of {short[0].shown} is not full, and others would follow it")
+    if len({x.groups for x in xs}) > 1:
         raise Refused(f"{' and '.join(x.shown for x in xs)} share scales differently")
     if len({x.loose for x in xs}) > 1:
         xs = [x.unpacked() for x in xs]
@@ -221,11 +230,12 @@ def join(xs: Sequence[Any], a: int) -> Any:
 
 
 def _in_groups(x: Held, a: int) -> Held:
-    """A shared axis as one group of its size."""
+    """A shared axis as one group of its size; one of a single entry has a scale of its own."""
     if x.groups[a] != 0:
         return x
-    k = sum(b < a for b in x.outer)
-    return x.each(lambda y: insert(y, k), lambda y: insert(y, k), **x.with_axis(a, x.shape[a], x.shape[a]))
+    n, k = x.shape[a], sum(b < a for b in x.outer)
+    x = x.on_inner(a, drop, n) if n == 1 else x
+    return x.each(lambda y: insert(y, k), lambda y: insert(y, k), **x.with_axis(a, n, n))
 
 
 def _whole(x: Held, a: int) -> Held:
@@ -267,8 +277,6 @@ def drop(x: Any, a: int) -> Any:
     g = x.groups[a]
     away = lambda xs: (*xs[:a], *xs[a + 1 :])
     if g != 1:
-        if len(x.inner) == 1:
-            raise Refused(f"axis {a} of {x.shown} is the only one along which values share a scale")
         x = x.on_inner(a, lambda y, k: drop(cut(y, k, 0, 1), k), 1, g)
     to = {"shape": away(x.shape), "groups": away(x.groups)}
     if g == 0:
@@ -494,16 +502,29 @@ def unit_code(x: Held) -> Any:
 
 def filled(x: Held, there: Any, at: Sequence[int], value: Any) -> Held:
     """``value`` where ``there``, whose axes are the axes ``at`` of ``x``, is false."""
-    code = unit_code(x)
     k = [x.outer.index(a) for a in at]
 
     def where(y: Any, other: Any) -> Any:
         mask = jnp.expand_dims(there, tuple(i for i in range(y.ndim) if i not in k))
         return jnp.where(mask, y, jnp.asarray(other, y.dtype))
 
+    if np.isnan(value):  # a scale makes NaN of any code
+        return replace(x, scale=_nan(x, where))
+    code = unit_code(x)
     x = x.unpacked()
     zero = None if x.zero_point is None else where(x.zero_point, 0)
     return replace(x, codes=where(x.codes, code), scale=where(x.scale, value), zero_point=zero)
+
+
+def _nan(x: Held, where: Callable[[Any, Any], Any]) -> Any:
+    """The scales, NaN where they are not ``there``."""
+    if not isinstance(x.scale, Held):
+        return where(x.scale, 255 if x.format.scale.dtype == "e8m0" else jnp.nan)
+    if not isinstance(x.scale.format.codes, Floats) or any(g > 1 for g in x.scale.groups):
+        raise Refused(f'the scales of {x.shown} have no code for NaN, which fills; mode="clip" fills nothing')
+    order = [*x.scale.outer, *x.scale.inner]  # of their axes, in their codes
+    codes = where(jnp.transpose(x.scale.codes, [order.index(a) for a in range(len(order))]), jnp.nan)
+    return replace(x.scale, codes=jnp.transpose(codes, order))
 
 
 def select(which: Any, xs: Sequence[Any]) -> Any:
