@@ -63,7 +63,7 @@ class DotGeneral(Op):
             return super().__call__(lhs, rhs, dimension_numbers=dimension_numbers, **params, **own)
         if not any(map(_jax.is_hi_value, (lhs, rhs))):
             return lax.dot_general(lhs, rhs, dimension_numbers, *args, **params)
-        numbers = tuple(tuple(tuple(map(int, axes)) for axes in pair) for pair in dimension_numbers)
+        numbers: Any = tuple(tuple(tuple(map(int, axes)) for axes in pair) for pair in dimension_numbers)
         f = lambda x, y: [lax.dot_general(x, y, numbers, *args, **params)]
         types = [_jax.typeof(pack_open(x)) for x in (lhs, rhs)]
         (eqn,) = traced("dot_general", (numbers, args, tuple(sorted(params.items()))), f, types).eqns

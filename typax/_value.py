@@ -296,8 +296,8 @@ class Value(metaclass=ValueMeta):
 
 
 def _transpose(value: Any, *permutation: Any) -> Any:
-    one = len(permutation) == 1 and not isinstance(permutation[0], int)
-    return transpose(value, permutation[0] if one else permutation or None)
+    given: Any = permutation or None
+    return transpose(value, given[0] if given and not isinstance(given[0], int) else given)
 
 
 def _same(s: Static, v: Any) -> bool:
