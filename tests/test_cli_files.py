@@ -96,11 +96,15 @@ def test_mistakes_are_one_line(files, tmp_path):
     folder, _ = files
     source = folder / "model.safetensors"
     (folder / "bad").write_bytes(b"1234")
+    (folder / "no.toml").write_text("[[rule]]\npaths = *")
+    (folder / "odd.toml").write_text("[[rule]]\npaths = '*'\nformat = 'int4'\ngroup = 'x'")
     for args, match in [
         (("inspect", folder / "nothing"), "No such file"),
         (("inspect", folder / "bad"), "is no safetensors file"),
         (("inspect", "x.pt"), "is a pickle"),
         (("quantize", source, folder / "q", "--recipe", "int99"), "no format is called 'int99'"),
+        (("quantize", source, folder / "q", "--recipe", folder / "no.toml"), "no.toml is no TOML: "),
+        (("quantize", source, folder / "q", "--recipe", folder / "odd.toml"), "odd.toml, rule 1: group is 'x', neither"),
         (("quantize", source, folder / "no" / "q"), "its folder does not exist"),
     ]:
         result = run(*args, code=1)

@@ -264,7 +264,14 @@ def _action(given: Any, where: str) -> Any:
             return None
         if "format" not in given:
             raise ValueError(f"{where} names no format; give format=, or 'none' to leave what it matches alone")
-        format_of(given["format"])
+        try:
+            format_of(given["format"])
+        except (ValueError, TypeError) as e:
+            raise ValueError(f"{where}: {e}") from None
+        for name in ("axis", "group"):
+            sizes = given.get(name)
+            if not all(x is None or type(x) is int for x in (sizes if isinstance(sizes, list | tuple) else [sizes])):
+                raise ValueError(f"{where}: {name} is {sizes!r}, neither a number nor a list of them")
         return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     if not callable(given):
         raise ValueError(f"{where}: {given!r} is neither a format, a dict with one, a function, nor None")
