@@ -165,8 +165,9 @@ def spread(x: Any) -> tuple[Any, Any]:
     Usual is the square of the mean root of what is not zero, on which few large ones bear little: one that is 10^6 times the
     other 511 makes it 2000 times larger for their mean and 9 times for this. Of fewer than `MANY` it counts less.
     """
-    largest, count = jnp.max(jnp.abs(x), 1), jnp.sum(jnp.square(jnp.sign(-x)), 1)
-    mean = jnp.sum(jnp.sqrt(x * jnp.sign(x)), 1) / jnp.maximum(count, 1)
+    # nothing is shared between the reductions: each is then one with what it is of
+    largest, count = jnp.max(jnp.abs(x), 1), jnp.sum(jnp.abs(jnp.sign(x)), 1)
+    mean = jnp.sum(jnp.sqrt(jnp.maximum(x, -x)), 1) / jnp.maximum(count, 1)
     usual = jnp.square(mean * jnp.minimum(count * np.float32(1 / MANY), 1))
     ratio = jnp.where(largest == 0, np.float32(1), largest / usual)
     return largest, jnp.where(usual < jnp.inf, ratio, jnp.nan)
