@@ -402,6 +402,30 @@ def _parts(tree):
     return [_parts(x.components()) if isinstance(x, typax.Value) else x for x in jax.tree.leaves(tree)]
 
 
+ADDED = {
+    "plain": lambda w, a, b, c: w + a @ b,
+    "scaled": lambda w, a, b, c: 0.5 * (a @ b) + w,
+    "by a traced number": lambda w, a, b, c: w + c * jnp.einsum("mr,rn->mn", a, b),
+    "taken away": lambda w, a, b, c: w - a @ b / 4,
+    "turned": lambda w, a, b, c: (w.T + (a @ b).T).T,
+}
+
+
+def test_what_a_program_adds_up_is_two_products():
+    w, a, b = quantize(jnp.tanh(LEFT @ RIGHT), axis=0), LEFT[:, :1], RIGHT[:1]
+    for name, added in ADDED.items():
+        f = lambda x, w, a, b, c, added=added: jnp.sum(jnp.sin(x @ added(w, a, b, c)))
+        receipt = typax.explain(f)(ACTS, w, a, b, jnp.float32(2))
+        assert not receipt.densified and "sum<" in receipt.natives[-1], name
+        got = jax.grad(typax.lift(f, "error"), (0, 2, 3))(ACTS, w, a, b, jnp.float32(2))
+        want = jax.grad(f, (0, 2, 3))(ACTS, dense(w), a, b, jnp.float32(2))
+        jax.tree.map(lambda x, y: close(x, y, 1e-4), got, want)
+    used_twice = lambda x, w, a, b: (lambda d: x @ (w + d) + jnp.sum(d))(a @ b)
+    assert len(typax.explain(used_twice)(ACTS, w, a, b).densified) == 1
+    full_rank = lambda x, w, a: x @ (w + a @ a.T @ w)
+    assert typax.explain(full_rank)(ACTS, w, jnp.ones((6, 6))).densified
+
+
 def test_what_lies_outside_a_lookup_is_what_fills_it():
     for w in (VALUES[LowRank], VALUES[Rank1]):
         look = lambda w: jnp.take(w, jnp.array([0, 9]), axis=0, mode="fill", fill_value=7.0)

@@ -6,6 +6,7 @@ become dense.  `_op` fills the registry, so that there is one registry of arithm
 hold programs of their own (loops, branches).
 """
 
+import collections
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -115,6 +116,7 @@ registry: dict[Any, list[Native]] = {}
 structured: dict[Any, Callable[[Any, Sequence[Any], Record, Modes, Paths], list[Any]]] = {}
 densify: Callable[[Any], Any]  # set by _structural: typax.dense
 for_lift: Callable[..., Any]  # set by _again: an op on arrays in a program that `lift` traces
+keep_product: Callable[[Any, Sequence[Any], Any], Any]  # set by sums: a product of arrays that a value is added to
 again: Callable[
     [Any, Any, list[Any], list[bool], Record, Modes, Paths], Any
 ]  # set by _again: an op of the program, on hi operands
@@ -135,6 +137,7 @@ def evaluate(
     standing = {v for v, x in env.items() if stands_for_array(_jax.typeof(x), v.aval)}  # those that hold hi values
     last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
     keep = {v for v in jaxpr.outvars if _is_var(v)}
+    added = _added(jaxpr, keep) if standing else {}
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, _jax.Literal) else env[atom]
@@ -145,7 +148,13 @@ def evaluate(
         frames, mesh = _jax.eqn_context(eqn)
         with frames, mesh:
             if standing.isdisjoint(variables):
-                results = _on_arrays(eqn, operands, record, modes)
+                base = added.get(eqn.outvars[0]) if eqn.outvars else None
+                kept = keep_product(eqn, operands, env[base]) if base in standing and base in env else NotImplemented
+                if kept is NotImplemented:
+                    results = _on_arrays(eqn, operands, record, modes)
+                else:
+                    results = [kept]
+                    standing.add(eqn.outvars[0])
                 if repeated := _repeated(eqn, same):
                     same[eqn.outvars[0]] = repeated
             else:
@@ -163,6 +172,36 @@ def evaluate(
             if last_use[v] == i and v not in keep:
                 env.pop(v, None)
     return [read(a) for a in jaxpr.outvars]
+
+
+def _added(jaxpr: Any, kept: set[Any]) -> dict[Any, Any]:
+    """The products of two matrices that are used once, to be added to something, if by way of numbers, and to what."""
+    if not any(e.primitive.name == "dot_general" for e in jaxpr.eqns):
+        return {}
+    uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if _is_var(v))
+    of = {v: e for e in jaxpr.eqns for v in e.outvars}
+    to: dict[Any, Any] = {}
+
+    def is_number(atom: Any) -> bool:
+        e = of.get(atom) if _is_var(atom) else None
+        return not atom.aval.shape or (e is not None and _repeats_a_number(e))
+
+    for e in reversed(jaxpr.eqns):
+        name = e.primitive.name
+        if name in ("add", "sub") and all(_is_var(v) and v.aval.ndim == 2 for v in e.invars):
+            x, y = e.invars
+            to |= {y: x, x: y} if name == "add" else {y: x}
+        elif name in ("mul", "div", "neg", "convert_element_type", "transpose") and e.outvars[0] in to:
+            those = [v for v in e.invars if not is_number(v)]
+            if len(those) == 1 and _is_var(those[0]) and not (name == "div" and those[0] is not e.invars[0]):
+                to[those[0]] = to[e.outvars[0]]
+    return {
+        v: w for v, w in to.items() if uses[v] == 1 and v not in kept and of.get(v) and of[v].primitive.name == "dot_general"
+    }
+
+
+def _repeats_a_number(eqn: Any) -> bool:
+    return eqn.primitive.name == "broadcast_in_dim" and not eqn.invars[0].aval.shape
 
 
 def _is_var(atom: Any) -> bool:

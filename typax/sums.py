@@ -7,17 +7,23 @@ quantized base, QLoRA (Dettmers et al. 2023, arXiv:2305.14314).  Each part keeps
 part, a dense array for a quantized base, nothing for a base of a class with ``tangent="none"``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
+from typax import _interpret, _jax
 from typax import _rows as rows
 from typax._codes import dot_general
 from typax._convolutions import ragged_dot_general
 from typax._op import Refused
 from typax._structural import dense
+from typax._type import ValueType
 from typax._value import Value
+from typax.lowrank import LowRank, outer
 from typax.quantized import Quantized, matmul
 
 
@@ -69,6 +75,47 @@ def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: An
 @ragged_dot_general.impl
 def _(x: Float[Array, "*b"], w: Sum, sizes: Integer[Array, "g"], **params: Any) -> Any:
     return _add(w, *(ragged_dot_general(x, part, sizes, **params) for part in (w.base, w.delta)))
+
+
+# --- programs that add one up: w + c · (a @ b)
+
+
+class _Adding:
+    """A matrix plus or minus a low-rank one is a sum of the two."""
+
+    def __init__(self, sign: int) -> None:
+        self.sign = sign
+
+    def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
+        w, delta = operands
+        if self.sign == 1 and not _is_a(delta, LowRank):
+            w, delta = delta, w
+        if not (_is_a(delta, LowRank) and _is_a(w, Quantized | LowRank | Sum) and w.shape == delta.shape):
+            return NotImplemented
+        return Sum.from_components(w, delta, scale=float(self.sign))
+
+
+_interpret.registry.setdefault(lax.add_p, []).append(_Adding(1))
+_interpret.registry.setdefault(lax.sub_p, []).append(_Adding(-1))
+
+
+def _is_a(x: Any, cls: Any) -> bool:
+    ty = _jax.typeof(x)
+    return isinstance(ty, ValueType) and issubclass(ty.decl.cls, cls)
+
+
+def _keep_product(eqn: Any, operands: Any, base: Any) -> Any:
+    """The product of two arrays as a `LowRank`, if that is smaller than it, for a value that it will be added to."""
+    a, b = operands
+    plain = a.ndim == b.ndim == 2 and eqn.params["dimension_numbers"] == (((1,), (0,)), ((), ()))
+    asked = eqn.params["precision"] is not None or eqn.params.get("out_sharding") is not None
+    kept = a.dtype == b.dtype == eqn.outvars[0].aval.dtype and jnp.issubdtype(a.dtype, jnp.floating)
+    fits = _is_a(base, Quantized | LowRank | Sum)
+    small = a.size + b.size < a.shape[0] * b.shape[-1]
+    return outer(a, b, tangent="componentwise") if plain and kept and fits and small and not asked else NotImplemented
+
+
+_interpret.keep_product = _keep_product
 
 
 # --- what is linear is done to both parts
