@@ -213,7 +213,8 @@ def join(xs: Sequence[Any], a: int) -> Any:
         return lax.concatenate(xs, a)
     alike(xs)
     if len(xs) > 1 and all(x.groups[a] > x.shape[a] for x in xs):
-        xs = [_whole(x, a) for x in xs]
+        alone = lambda y, k: drop(cut(y, k, 0, 1), k)
+        xs = [x.on_inner(a, alone, 1, 1) if x.shape[a] == 1 else _whole(x, a) for x in xs]
     whole = {x.groups[a] or x.shape[a] for x in xs} if any(x.groups[a] != 1 for x in xs) else {1}
     if len(whole) > 1:
         raise Refused(f"along axis {a}, {' and '.join(x.shown for x in xs)} share scales in pieces of several sizes")
