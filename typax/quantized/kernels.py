@@ -320,7 +320,7 @@ def by_digits(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product of float32 [m, k] with integers, to float accuracy: float32 [m, n]."""
     m = x.shape[0]
     largest, ratio = spread(x)
-    little = weights.by != "gnk" and (m <= ROWS or m * words.size * weights.per <= LITTLE)
+    little = weights.by != "gnk" and (4 * m <= ROWS or m * words.size * weights.per <= LITTLE)
     counts = {WIDE: 4} if little else {PLAIN: 3, WIDE: 4}
     which: Any = sum((~(ratio <= np.float32(most))).astype(jnp.int32) for most in counts)
     if m > AT_ONCE and m % AT_ONCE == 0:
