@@ -177,6 +177,26 @@ def test_several_files_with_an_index(tmp_path):
     assert len(list((tmp_path / "m").iterdir())) == 2
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_part_needs_only_the_files_that_it_is_in(tmp_path, told):
+    save(tmp_path / "m", {"a": jnp.arange(64.0), "b": typax.quantize(jnp.ones((8, 8)))}, shard_bytes=100)
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"]
+    if not told:  # as another library would have written it
+        index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        numpy = pytest.importorskip("safetensors.numpy")
+        for f in set(where.values()):
+            numpy.save_file(numpy.load_file(tmp_path / "m" / f), tmp_path / "m" / f)
+    gone = next(f for name, f in where.items() if name.startswith("b"))
+    (tmp_path / "m" / gone).unlink()
+    (a,) = load(tmp_path / "m", only="a").values()
+    np.testing.assert_array_equal(a, np.arange(64.0))
+    with pytest.raises(FileError, match=f"it is in {gone}, which is not there"):
+        load(tmp_path / "m", only="b*")
+    with pytest.raises(FileError, match=gone):
+        load(tmp_path / "m")
+
+
 def test_names_that_would_be_the_same_are_kept_apart(tmp_path):
     tree = {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(2)}, "__metadata__": jnp.ones(3), "": jnp.ones(4)}
     save(tmp_path / "x", tree)

@@ -129,21 +129,26 @@ def _los(leaf: Leaf, x: Any) -> list[Any]:
 class Checkpoint:
     """The tensors of a file, or of the files that an index names. ``tree`` is what typax told of them, or ``None``.
 
+    ``absent`` tells of tensors in which files there are none, where that is allowed, for a ``part`` of them.
+
     Raises:
       FileError: if a file is not what it should be.
     """
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, part: bool = False) -> None:
         path = Path(path)
         self.path = path = _in_folder(path) if path.is_dir() else path
+        self.absent: dict[str, str] = {}
         if path.suffix == ".json":
             where, meta = _index(path)
-            readers = {name: Reader(path.parent / name) for name in sorted(set(where.values()))}
+            files = [name for name in sorted(set(where.values())) if not part or (path.parent / name).exists()]
+            readers = {name: Reader(path.parent / name) for name in files}
+            self.absent = {tensor: name for tensor, name in where.items() if name not in readers}
             for tensor, name in where.items():
-                if tensor not in readers[name].entries:
+                if name in readers and tensor not in readers[name].entries:
                     fail(path, f"it is said to be in {name}, which does not have it", tensor)
             _check_digests(path, where, meta, readers)
-            self.readers = {tensor: readers[name] for tensor, name in where.items()}
+            self.readers = {tensor: readers[name] for tensor, name in where.items() if name in readers}
         else:
             reader = Reader(path)
             self.readers, meta = dict.fromkeys(reader.entries, reader), reader.metadata
@@ -154,12 +159,17 @@ class Checkpoint:
 
     def array(self, kept: Kept) -> np.ndarray:
         """An array, as a view of the file or unpacked."""
+        self.present(kept.name)
         if (reader := self.readers.get(kept.name)) is None:
             fail(self.path, "there is no such tensor in it", kept.name)
         e, want = reader.entries[kept.name], kept.planned
         if (e.dtype, e.shape) != (want.dtype, want.shape):
             fail(self.path, f"it is {e.dtype}{list(e.shape)} where {want.dtype}{list(want.shape)} is told of", kept.name)
         return kept.restored(reader[kept.name])
+
+    def present(self, name: str) -> None:
+        if name in self.absent:
+            fail(self.path, f"it is in {self.absent[name]}, which is not there", name)
 
     def value(self, leaf: Leaf, place: Callable[[str, Any], Any] = lambda *_: None) -> Any:
         """An array or a value, on the devices that ``place`` gives."""
@@ -207,7 +217,7 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
       sharding: where to put the arrays: a device, a ``jax.sharding.Sharding`` of what each leaf stands for (whose components
         follow it), ``None``, a tree of these, as deep as they differ, or a function of path and type that gives one.
       only: load a part: a pattern, several, or a predicate on paths. ``"layers.0"`` has all that is below it, ``*`` stands
-        for anything. The result is a flat dict by path.
+        for anything. The result is a flat dict by path. Files of an index in which none of it is need not be there.
       like: a tree of the same structure, for a file with nodes other than dicts, lists and tuples; its leaves may be arrays,
         values or types, whose types are then compared.
 
@@ -218,7 +228,7 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
       FileError: if the file is damaged, of a later version, or holds other paths or types than those asked for.
       TypeError: if the values cannot be sharded so.
     """
-    ck = Checkpoint(path)
+    ck = Checkpoint(path, part=only is not None)
     place = placing(sharding)
 
     def make(x: Any) -> Any:
@@ -226,6 +236,9 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
 
     if only is not None:
         wanted = chooser(only)
+        for name in ck.absent if ck.tree is None else ():
+            if wanted(name):
+                ck.present(name)
         chosen = {p: x for p, x in ck.leaves().items() if wanted(p)}
         if not chosen:
             some = ", ".join(list(ck.leaves())[:5])
