@@ -1,6 +1,7 @@
 """Quantized checkpoints of Hugging Face's layouts: made here from the layouts' definitions, decoded by NumPy."""
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 from _fuzz import Tally, little_memory, mutate
 
 import typax
-from typax.io import FileError, load_hf
+from typax.io import FileError, load, load_gguf, load_hf
+from typax.io._open import open_checkpoint
 from typax.io._safetensors import Planned, write
 
 pytestmark = pytest.mark.core
@@ -169,7 +171,7 @@ def test_bitsandbytes_nf4(tmp_path, nested):
 
 def test_a_part_and_a_sharding(tmp_path):
     w, s = RNG.integers(-128, 128, (N, K)).astype(np.int8), floats(N, 1)
-    put(tmp_path, {"a.weight": w, "a.weight_scale": s, "b.weight": w, "b.weight_scale": s}, {"quant_method": "x"})
+    put(tmp_path, {"a.weight": w, "a.weight_scale": s, "b.weight": w, "b.weight_scale": s}, {"quant_method": "fp8"})
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     got = load_hf(tmp_path, only="a", sharding=jax.NamedSharding(mesh, jax.P("i")))
     assert set(got) == {"a.weight"} and got["a.weight"].scale.sharding.spec == jax.P("i")
@@ -236,8 +238,82 @@ def test_a_part_and_a_sharding(tmp_path):
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(tmp_path, tensors, config, match):
+    config = {
+        "quant_method": "bitsandbytes" if set(tensors) & {"l.SCB", "l.weight.absmax"} else "compressed-tensors",
+        **config,
+    }
     with pytest.raises(FileError, match=match):
         load_hf(put(tmp_path, tensors, config))
+
+
+GPTQ = {"l.qweight": np.ones((8, 4), np.int32), "l.qzeros": np.ones((1, 1), np.int32), "l.scales": floats(1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (
+            {"quant_method": "hqq", "bits": 4},
+            r"config\.json: its weights are quantized by the method 'hqq', and fp8, .* are read",
+        ),
+        ({"bits": 4}, "by the method None"),
+        (
+            {"quant_method": "compressed-tensors"},
+            r"'l\.weight': its tensors are those of gptq or awq, but .* compressed-tensors",
+        ),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "its checkpoint_format is 'marlin', and gptq, gptq_v2 are",
+        ),
+        ({"quant_method": "awq", "version": "gemv"}, "its version is 'gemv', and gemm are read"),
+    ],
+)
+def test_another_method_is_refused_by_name(tmp_path, config, match):
+    put(tmp_path, GPTQ, config)
+    for load in (load_hf, open_checkpoint):
+        with pytest.raises(FileError, match=match):
+            load(tmp_path).leaves()
+
+
+def test_without_a_configuration_tensors_are_what_they_are(tmp_path):
+    put(tmp_path, {**GPTQ, "a.weight.b": floats(2)})
+    (tmp_path / "config.json").unlink()
+    for _ in range(2):
+        got = load_hf(tmp_path)
+        assert list(got) == list(open_checkpoint(tmp_path).leaves()) == ["l.qweight", "l.qzeros", "l.scales", "a.weight.b"]
+        np.testing.assert_array_equal(got["l.qweight"], GPTQ["l.qweight"])
+        (tmp_path / "config.json").write_text('{"torch_dtype": "int4"}')
+
+
+@pytest.mark.parametrize("shard_bytes", [None, 40])
+def test_values_that_typax_wrote_come_back(tmp_path, shard_bytes):
+    low = typax.outer(jnp.ones(3), jnp.ones(2))
+    tree = {"l": {"weight": typax.quantize(floats(4, 64))}, "a": [{"weight": low}], "norm": np.ones(3), "n": 7}
+    typax.io.save(tmp_path / ("" if shard_bytes else "model.safetensors"), tree, shard_bytes=shard_bytes)
+    for _ in range(2):  # whatever the configuration of what it was made of says
+        got, want = load_hf(tmp_path), typax.io.load(tmp_path, only="*")
+        assert list(got) == list(want) == ["l.weight", "a.0.weight", "norm", "n"] and got["n"] == 7
+        assert jax.typeof(got["l.weight"]) == jax.typeof(want["l.weight"]) and isinstance(got["a.0.weight"], typax.Value)
+        np.testing.assert_array_equal(got["l.weight"].qvalue, want["l.weight"].qvalue)
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
+    assert set(load_hf(tmp_path, only="l")) == {"l.weight"}
+    with pytest.raises(FileError, match="no path is chosen by 'x'"):
+        load_hf(tmp_path, only="x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_pipes_are_refused_wherever_a_file_is_read(tmp_path):
+    put(tmp_path / "a", {"l.weight": floats(4, 4)})
+    (tmp_path / "a" / "config.json").unlink()
+    for name in ("p", "p.gguf", "p.toml", "a/config.json"):
+        os.mkfifo(tmp_path / name)
+    for read, name in [(open_checkpoint, "p"), (open_checkpoint, "p.gguf"), (load_gguf, "p"), (load_hf, "p"), (load, "p")]:
+        with pytest.raises(FileError, match="is no ordinary file"):
+            read(tmp_path / name)
+    with pytest.raises(FileError, match=r"config\.json: is no ordinary file"):
+        load_hf(tmp_path / "a")
+    with pytest.raises(ValueError, match="is no ordinary file"):
+        typax.quantize_tree({"a": floats(2, 2)}, str(tmp_path / "p.toml"))
 
 
 def test_a_bad_configuration(tmp_path):
@@ -246,7 +322,7 @@ def test_a_bad_configuration(tmp_path):
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(FileError, match=r"config\.json"):
         load_hf(tmp_path)
-    (tmp_path / "config.json").write_text('{"torch_dtype": "int4"}')
+    (tmp_path / "config.json").write_text('{"torch_dtype": "int4", "quantization_config": {"quant_method": "fp8"}}')
     with pytest.raises(FileError, match="its dtype is 'int4'"):
         load_hf(tmp_path)
 

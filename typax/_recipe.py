@@ -279,6 +279,8 @@ def _action(given: Any, where: str) -> Any:
 
 
 def _from_toml(path: Path) -> list[tuple[str, Any]]:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is no ordinary file: a pipe, or a device")
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:

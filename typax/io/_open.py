@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from typax.io._disk import fail
-from typax.io._save import Checkpoint
+from typax.io._disk import fail, opened
 from typax.io.gguf import GgufCheckpoint
-from typax.io.hf import HfCheckpoint, is_quantized
+from typax.io.hf import checkpoint
 
 
 def open_checkpoint(path: Any) -> Any:
@@ -20,13 +19,11 @@ def open_checkpoint(path: Any) -> Any:
         fail(path, "is a pickle, which could run anything: convert it to safetensors where it came from")
     if path.suffix == ".gguf" or _magic(path) == b"GGUF":
         return GgufCheckpoint(path)
-    ck = Checkpoint(path)
-    return HfCheckpoint(ck) if ck.tree is None and is_quantized(ck.path.parent) else ck
+    return checkpoint(path)
 
 
 def _magic(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(4)
-    except OSError:
+    if path.is_dir():
         return b""
+    with opened(path) as file:
+        return file.read(4)

@@ -235,21 +235,31 @@ def load(path: Any, *, sharding: Any = None, only: Any = None, like: Any = None)
         return ck.value(x, place) if isinstance(x, Leaf) else x
 
     if only is not None:
-        wanted = chooser(only)
-        for name in ck.absent if ck.tree is None else ():
-            if wanted(name):
-                ck.present(name)
-        chosen = {p: x for p, x in ck.leaves().items() if wanted(p)}
-        if not chosen:
-            some = ", ".join(list(ck.leaves())[:5])
-            raise FileError(f"{ck.path}: no path is chosen by {only!r}; it has {some}, …")
-        return {p: make(x) for p, x in chosen.items()}
+        return flat(ck, only, place)
     if like is not None:
         return into(ck, like, make)
     if ck.tree is None:
-        return {p: make(x) for p, x in ck.leaves().items()}
+        return flat(ck, None, place)
     ck.leaves()  # what is no description is found out here
     return _tree.rebuild(ck.tree, lambda _, x: make(x), lambda name, xs: node(ck.path, name, xs))
+
+
+def flat(ck: Any, only: Any, place: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """What ``only`` chooses of a checkpoint, by path; all of it if that is ``None``."""
+    wanted = chooser(only) if only is not None else lambda _: True
+    for name in ck.absent if ck.tree is None else ():
+        if wanted(name):
+            ck.present(name)
+    chosen = {p: x for p, x in ck.leaves().items() if wanted(p)}
+    if not chosen and only is not None:
+        some = ", ".join(list(ck.leaves())[:5])
+        raise FileError(f"{ck.path}: no path is chosen by {only!r}; it has {some}, …")
+    out = {}
+    for p, x in chosen.items():
+        out[p] = ck.value(x, place) if isinstance(x, Leaf) else x
+        if isinstance(x, Leaf):
+            ck.release(x)
+    return out
 
 
 def node(path: Path, name: str, children: list[Any]) -> Any:

@@ -37,9 +37,10 @@ from typax._describe import brief
 from typax._lift import lift
 from typax._op import Refused
 from typax._structural import Opened, dense
+from typax._type import ValueType
 from typax._value import Value
-from typax.io._disk import FileError, fail
-from typax.io._save import Checkpoint, chooser, own, placing, put
+from typax.io._disk import FileError, fail, opened
+from typax.io._save import Checkpoint, flat, own, placing, put
 from typax.io._tree import Kept, Leaf, Names, describe, leaf_of
 from typax.quantized import Quantized, from_codes, packing
 from typax.quantized.format import NF4, Format, formats, signed, unsigned
@@ -59,7 +60,8 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
     """The tensors of a checkpoint by their names: quantized weights as values, others as arrays.
 
     Args:
-      folder: with ``config.json`` and safetensors files, or one such file beside it.
+      folder: with ``config.json`` and safetensors files, or one such file beside it. Without a ``quantization_config`` the
+        tensors are what they are in the file; values that typax wrote are those that `typax.io.load` gives.
       sharding, only: as for `typax.io.load`; names are those of the model, ``layer.weight``.
 
     Returns:
@@ -68,21 +70,32 @@ def load_hf(folder: Any, *, sharding: Any = None, only: Any = None) -> dict[str,
     Raises:
       FileError: if a file is damaged, or its quantization is none of those above.
     """
-    ck = HfCheckpoint(Checkpoint(folder))
-    wanted, place = chooser(only) if only is not None else lambda _: True, placing(sharding)
-    out = {}
-    for name, leaf in ck.leaves().items():
-        if wanted(name):
-            out[name] = ck.value(leaf, place)
-            ck.release(leaf)
-    return out
+    return flat(checkpoint(folder, part=only is not None), only, placing(sharding))
+
+
+def checkpoint(path: Any, part: bool = False) -> Any:
+    """The checkpoint of safetensors files at a path, of values if its configuration says how they are quantized."""
+    ck = Checkpoint(path, part)
+    return ck if _is_typed(ck) or not _config(ck.path.parent).get("quantization_config") else HfCheckpoint(ck)
+
+
+def _is_typed(ck: Checkpoint) -> bool:
+    """Whether typax wrote it, and not what another library calls its codes and scales."""
+    if ck.tree is None:
+        return False
+    arrays = all(isinstance(x, Leaf) and not isinstance(x.type, ValueType) for x in ck.leaves().values())
+    return not arrays or not any(n.rpartition(".")[2] in _PARTS for n in ck.readers)
 
 
 class HfCheckpoint:
     """A quantized checkpoint of Hugging Face's layout as `typax.io`'s checkpoints are: its leaves, read when asked for."""
 
+    tree = None
+
     def __init__(self, ck: Checkpoint) -> None:
-        self._reader, self.path = _reader(ck), ck.path
+        if ck.absent:
+            fail(ck.path, f"{min(ck.absent.values())} is not there, and what is quantized may be in several files")
+        self._reader, self.path, self.absent = _reader(ck), ck.path, ck.absent
 
     @cached_property
     def _leaves(self) -> dict[str, Any]:
@@ -111,16 +124,13 @@ class HfCheckpoint:
         return {"quantization_config": self._reader.config}
 
 
-def is_quantized(folder: Path) -> bool:
-    """Whether the configuration in a folder says that the weights beside it are quantized."""
-    return bool(_config(folder).get("quantization_config"))
-
-
 def _reader(ck: Checkpoint) -> "_Reader":
     config, path = _config(ck.path.parent), ck.path.parent / "config.json"
     q = config.get("quantization_config") or {}
     if not isinstance(q, dict):
         fail(path, "its quantization_config is not a JSON object")
+    if (method := _method(q)) not in _METHODS:
+        fail(path, f"its weights are quantized by the method {brief(method)}, and {', '.join(_METHODS)} are read")
     dtype = config.get("torch_dtype") or config.get("dtype") or "float32"
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("float32", "float16", "bfloat16"):
@@ -128,12 +138,24 @@ def _reader(ck: Checkpoint) -> "_Reader":
     return _Reader(ck, q, dtype)
 
 
+_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes")
+
+
+def _method(config: dict[str, Any]) -> Any:
+    """The method that a configuration names; the first ones of bitsandbytes did not."""
+    first = config.get("load_in_4bit") or config.get("load_in_8bit")
+    return config.get("quant_method", "bitsandbytes" if first else None)
+
+
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
+    try:
+        with opened(path) as file:
+            told = json.loads(file.read().decode("utf-8"))
+    except FileError:
+        raise
     except (OSError, ValueError, RecursionError) as e:
         raise FileError(f"{path}: {getattr(e, 'strerror', None) or e}") from None
     if not isinstance(told, dict):
@@ -146,12 +168,9 @@ class _Reader:
 
     def __init__(self, ck: Checkpoint, config: dict[str, Any], dtype: str) -> None:
         self.ck, self.config, self.dtype = ck, config, dtype
-        self.method = str(config.get("quant_method", ""))
+        self.method = _method(config)
 
     # --- names --------------------------------------------------------------------------------------------------
-
-    _OWN = ("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx",
-            "input_scale", "input_global_scale", "qzeros", "scales", "g_idx", "SCB", "weight_format")  # fmt: skip
 
     def names(self) -> list[str]:
         """The names of the model's tensors."""
@@ -160,12 +179,17 @@ class _Reader:
             stem, _, last = name.rpartition(".")
             if last in ("weight_packed", "qweight"):
                 out.append(f"{stem}.weight")
-            elif not ((last in self._OWN and self._is_weight(stem)) or ".weight." in name):
+            elif not ((last in _OWN and self._is_weight(stem)) or self._is_state(name)):
                 out.append(name)
         return out
 
     def _is_weight(self, stem: str) -> bool:
         return any(self.has(f"{stem}.{w}") for w in ("weight", "weight_packed", "qweight"))
+
+    def _is_state(self, name: str) -> bool:
+        """Whether it is what bitsandbytes keeps beside a weight."""
+        weight, dot, _ = name.partition(".weight.")
+        return bool(dot) and self.method == "bitsandbytes" and self.has(f"{weight}.weight")
 
     def release(self, name: str) -> None:
         """Let go of the memory of what a tensor of the model is made of."""
@@ -220,17 +244,34 @@ class _Reader:
         """How a value is made of tensors in the file, and of which; ``None`` for what is an array."""
         stem = name.removesuffix(".weight")
         if self.has(f"{stem}.qweight"):
+            self._is_of(name, "gptq", "awq")
             return self._awq(stem) if self.method == "awq" else self._gptq(stem)
         if self.has(f"{stem}.weight_packed"):
+            self._is_of(name, "compressed-tensors")
             return self._packed(stem)
         if self.has(f"{stem}.weight.absmax"):
+            self._is_of(name, "bitsandbytes")
             return self._bnb(name)
         if name == f"{stem}.weight" and self.has(f"{stem}.SCB"):
+            self._is_of(name, "bitsandbytes")
             return self._bnb_int8(stem)
         for scale in ("weight_scale", "weight_scale_inv"):
             if name == f"{stem}.weight" and self.has(f"{stem}.{scale}"):
+                self._is_of(name, "fp8", "fbgemm_fp8", "compressed-tensors")
                 return self._codes(stem, scale)
         return None
+
+    def _is_of(self, name: str, *methods: str) -> None:
+        if self.method not in methods:
+            what = f"its tensors are those of {' or '.join(methods)}, but its configuration names {self.method}"
+            fail(self.ck.path, what, name)
+
+    def _version(self, name: str, key: str, known: tuple[str, ...]) -> str:
+        """How a method orders its words, as a configuration tells it; the first if it does not."""
+        told = self.config.get(key)
+        if told is not None and (not isinstance(told, str) or told.lower() not in known):
+            fail(self.ck.path, f"its {key} is {brief(told)}, and {', '.join(known)} are read", name)
+        return known[0] if told is None else told.lower()
 
     def _told(self, name: str, ndim: int | None = None, dtypes: tuple[str, ...] = ()) -> Any:
         """What the header tells of a tensor, of so many axes and one of these dtypes."""
@@ -339,7 +380,7 @@ class _Reader:
         bits = self._width(self.config.get("bits", 4), parts[0])
         w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
         (g, n), k = s.shape, w.shape[0] * 32 // bits
-        less = 0 if str(self.config.get("checkpoint_format", "gptq")) == "gptq_v2" else 1
+        less = 0 if self._version(parts[0], "checkpoint_format", ("gptq", "gptq_v2")) == "gptq_v2" else 1
         size = None if g == 1 else _group(k, g)
         told = f"{stem}.g_idx"
         order = _order(self._small(told, k, ("int32", "int64")), size) if self.has(told) else None
@@ -358,6 +399,7 @@ class _Reader:
     def _awq(self, stem: str) -> Any:
         parts = [f"{stem}.{p}" for p in ("qweight", "qzeros", "scales")]
         self._width(self.config.get("bits", 4), parts[0], (4,))
+        self._version(parts[0], "version", ("gemm",))
         w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
         (g, n), k = s.shape, w.shape[0]
         size, shape = None if g == 1 else _group(k, g), (n,) if g == 1 else (n, g)
@@ -445,6 +487,10 @@ def _type_of(make: Callable[..., Any], told: Sequence[Any]) -> Any:
     return found[0]
 
 
+_OWN = ("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx",
+        "input_scale", "input_global_scale", "qzeros", "scales", "g_idx", "SCB", "weight_format")  # fmt: skip
+"""The last names of tensors that describe a weight beside them."""
+_PARTS = (*_OWN, "weight_packed", "qweight", "absmax")
 _SCALES = ("float32", "float16", "bfloat16", "uint8", "float8_e8m0fnu", "float8_e4m3fn")
 _POWERS = np.array([2.0 ** (i - 127) for i in range(255)] + [np.nan], np.float32)
 """What scales of 8 bits that are powers of two stand for."""
