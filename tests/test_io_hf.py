@@ -270,9 +270,9 @@ GPTQ = {"l.qweight": np.ones((8, 4), np.int32), "l.qzeros": np.ones((1, 1), np.i
 )
 def test_another_method_is_refused_by_name(tmp_path, config, match):
     put(tmp_path, GPTQ, config)
-    for load in (load_hf, open_checkpoint):
+    for reads in (load_hf, open_checkpoint):
         with pytest.raises(FileError, match=match):
-            load(tmp_path).leaves()
+            reads(tmp_path).leaves()
 
 
 def test_without_a_configuration_tensors_are_what_they_are(tmp_path):
