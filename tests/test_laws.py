@@ -303,6 +303,13 @@ def test_types_written_by_hand_are_checked_as_far_as_laws_apply():
         laws.check(None, [encode])
 
 
+def test_examples_of_what_is_not_checked_are_refused():
+    with pytest.raises(TypeError, match="given of Rank1, which is none of what is checked, but of another one of this name"):
+        laws.check(type("Rank1", (Rank1,), {}, name="r2"), laws="raise-lower", examples={Rank1: []})
+    with pytest.raises(TypeError, match="no class is checked"):
+        laws.check(None, [quantize], laws="result-type", examples=[(jnp.ones(2),)])
+
+
 def test_examples_of_ops_on_primitives():
     q = quantize(jnp.arange(6.0).reshape(2, 3))
     names = ["agrees-with-reference", "batch-is-loop", "vjp-differences"]
@@ -347,6 +354,19 @@ def test_the_command(tmp_path, monkeypatch):
     )
     done = run("raw", "--law", "raise-lower", "--examples", "some:values")
     assert done.exit_code == 0 and re.search(r"law +Codes", done.stdout), done.output
+    (tmp_path / "given.py").write_text(
+        "import jax.numpy as jnp, mine\nclass Other(mine.Twice, name='other'):\n    pass\n"
+        "values, strange = {mine.Twice: [mine.Twice(jnp.ones(7))]}, {Other: [Other(jnp.ones(7))]}\n"
+    )
+    for target, given in [("mine.py:Twice", "given:values"), (f"{tmp_path}/mine.py", "./given.py:values")]:
+        done = run(target, "--law", "one-trace", "--examples", given)  # one file is one module, however it is named
+        assert done.exit_code == 0, done.output
+    done = run("mine:Twice", "--law", "raise-lower", "--examples", "given.py:strange")
+    assert done.exit_code == 2 and "given of Other, which is none of what is checked (Twice" in done.stderr.replace(
+        "\n", " "
+    )
+    done = run("mine:Twice", "--examples", "given.py")
+    assert done.exit_code == 2 and "--examples is MODULE:NAME" in done.stderr
     for target, says in [
         ("mine.py:Nothing", "has no Nothing"),
         ("nowhere", "cannot import nowhere"),

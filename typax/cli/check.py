@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def check(
     sys.path.insert(0, os.getcwd())
     module, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     space = _load(module)
-    given = _named(*examples.split(":")) if examples else None
+    given = _named(examples) if examples else None
     try:
         found = _subjects(space, name, ops, given)
         todo = list(laws.pairs(found, names or None))
@@ -70,21 +71,64 @@ def check(
 
 
 def _load(module: str) -> Any:
+    """The module of a name or of a file; one file is one module, however it is named."""
     try:
         if module.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-            assert spec is not None and spec.loader is not None
-            made = importlib.util.module_from_spec(spec)
-            sys.modules[made.__name__] = made
-            spec.loader.exec_module(made)
-            return made
-        return importlib.import_module(module)
+            path = Path(module).resolve()
+            return _loaded(path) or _imported(path) or _made(path)
+        spec = None if module in sys.modules else importlib.util.find_spec(module)
+        origin = spec.origin if spec is not None and spec.has_location else None
+        return (_loaded(Path(origin).resolve()) if origin else None) or importlib.import_module(module)
     except Exception as e:  # whatever a module does when it is imported
         told = str(e) if isinstance(e, ImportError | FileNotFoundError) else f"{type(e).__name__}: {e}"
         raise click.UsageError(f"cannot import {module}: {told}") from None
 
 
-def _named(module: str, name: str) -> Any:
+def _loaded(path: Path) -> Any:
+    files = ((m, getattr(m, "__file__", None)) for m in list(sys.modules.values()))
+    return next((m for m, file in files if isinstance(file, str) and Path(file).resolve() == path), None)
+
+
+def _imported(path: Path) -> Any:
+    """The file, imported by the shortest name by which others may import it."""
+    base = path.parent
+    while (base / "__init__.py").exists():
+        base = base.parent
+    roots = [base, *(Path(entry or ".").resolve() for entry in sys.path)]
+    parts = [path.relative_to(root).with_suffix("").parts for root in dict.fromkeys(roots) if path.is_relative_to(root)]
+    for found in sorted(parts, key=len):
+        name = ".".join(found[:-1] if found[-1] == "__init__" else found)
+        if all(map(str.isidentifier, name.split("."))):
+            try:
+                spec = importlib.util.find_spec(name)
+            except (ImportError, ValueError):  # the name of something else
+                continue
+            if spec is not None and spec.origin and Path(spec.origin).resolve() == path:
+                return importlib.import_module(name)
+    return None
+
+
+def _made(path: Path) -> Any:
+    """The file, under a name that is not that of another module."""
+    name = re.sub(r"\W", "_", path.stem)
+    while name in sys.modules or importlib.util.find_spec(name) is not None:
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return made
+
+
+def _named(given: str) -> Any:
+    module, _, name = given.rpartition(":")
+    if not module:
+        raise click.UsageError(f"--examples is MODULE:NAME, the module and the name in it, got {given}")
     try:
         return getattr(_load(module), name)
     except AttributeError:

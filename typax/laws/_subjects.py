@@ -38,8 +38,48 @@ class Subject:
 def subjects(cls: Any = None, ops: Sequence[Any] = (), examples: Any = None) -> list[Subject]:
     """What is checked: the class, and each implementation of each op that takes or gives a value of it.
 
-    ``examples`` are as `check` takes them.
+    ``examples`` are as `check` takes them. Raises TypeError for examples of a class that is not among them.
     """
+    found = _subjects(cls, ops, examples)
+    _all_used({cls: examples} if examples is not None and not isinstance(examples, Mapping) else examples or {}, found)
+    return found
+
+
+def _all_used(given: Mapping[Any, Any], found: Sequence[Subject], more: Sequence[Any] = ()) -> None:
+    """Raise for examples of a class that is neither checked, nor a part or an operand of it, nor among ``more``."""
+    ops = [s.what for s in found if s.kind == "op"]
+    taken = [p.cls for op in ops if isinstance(op, Op) for i in op.impls for ps in i.operands for p in ps]
+    taken += [getattr(i.fn, "__annotations__", {}).get("return") for op in ops if isinstance(op, Op) for i in op.impls]
+    taken += [_owner(i) for op in ops if isinstance(op, Op) for i in op.impls]
+    classes = [s.what for s in found if s.kind == "type"]
+    known = [*classes, *(op.fn if isinstance(op, ByHand) else op for op in ops), *more]
+    known += [c for cls in [*classes, *taken] for c in _with_parts(cls)]
+    checked = ", ".join(dict.fromkeys(s.name for s in found))
+    for key in given:
+        if key is None:
+            raise TypeError("examples that are not a dict are of a class, and no class is checked: examples={op: [...]}")
+        if not any(key is k or (callable(k) and key == k) for k in known):
+            name = getattr(key, "__name__", None) or getattr(key, "name", str(key))
+            twice = any(getattr(k, "__name__", None) == name or getattr(k, "name", None) == name for k in known)
+            if not twice and not isinstance(key, type):  # one dict may hold the examples of ops of many modules
+                continue
+            why = ", but of another one of this name: is its file imported twice?" if twice else f" ({checked})"
+            raise TypeError(f"examples are given of {name}, which is none of what is checked{why}")
+
+
+def _with_parts(cls: Any) -> list[Any]:
+    """A class, and those of its components."""
+    seen: list[Any] = []
+    todo = [cls]
+    while todo:
+        if isinstance(at := todo.pop(), type) and at not in seen:
+            seen.append(at)
+            decl = getattr(at, "_declaration", None)
+            todo += [p.cls for c in decl.components for p in c.patterns] if decl is not None else []
+    return seen
+
+
+def _subjects(cls: Any, ops: Sequence[Any], examples: Any) -> list[Subject]:
     given = examples if isinstance(examples, Mapping) else {} if examples is None else {cls: examples}
     given = {**conversions([cls] if cls is not None else (), ops), **given}
     makers = tuple((k, v) for k, v in given.items() if isinstance(k, type) and callable(v) and not _is_strategy(v))
@@ -100,18 +140,27 @@ def in_module(space: Any, target: Any = None, ops: Sequence[Any] | None = None, 
     own = list(dict.fromkeys(v for v in members if isinstance(v, Op))) if ops is None else list(ops)
     others = [op for op in by_name() if op not in own] if ops is None else []
     added = [(op, i) for op in others for i in op.impls if i.fn.__module__ == space.__name__]
+    here = _classes(space)
+    more = [*members, *here] if isinstance(examples, Mapping) else []  # a module may have one dict of all examples
     if isinstance(target, Op):
-        return subjects(None, [target, *(ops or ())], examples)
-    if target is not None:
+        found = _subjects(None, [target, *(ops or ())], examples)
+    elif target is not None:
         if ops is None:
             own = [op for op in own if any(concerns(i, target) or gives(i, target) for i in op.impls)]
-        return subjects(target, [*own, *(a for a in added if concerns(a[1], target))], examples)
-    here = _classes(space)
-    classes = [c for c in here if issubclass(c, Value)]
-    if examples is None or isinstance(examples, Mapping):
-        examples = {**conversions(classes, own), **(examples or {})}
-        classes += [c for c in here if c in examples and c not in classes]
-    return [s for c in classes for s in subjects(c, (), examples)] + subjects(None, [*own, *added], examples)
+        found = _subjects(target, [*own, *(a for a in added if concerns(a[1], target))], examples)
+    else:
+        classes = [c for c in here if issubclass(c, Value)]
+        if examples is None or isinstance(examples, Mapping):
+            every_one = {**conversions(classes, own), **(examples or {})}
+            classes += [c for c in here if c in every_one and c not in classes]
+        elif len(classes) != 1:
+            raise TypeError(f"{space.__name__} has {len(classes)} value classes: give a dict of classes and their examples")
+        else:
+            every_one = {classes[0]: examples}
+        found = [s for c in classes for s in _subjects(c, (), every_one)] + _subjects(None, [*own, *added], every_one)
+    given = examples if isinstance(examples, Mapping) else {} if examples is None or target is None else {target: examples}
+    _all_used(given, found, more)
+    return found
 
 
 def written_by_hand(space: Any) -> list[type]:
