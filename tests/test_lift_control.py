@@ -161,6 +161,44 @@ def test_custom_vjp_keeps_its_rule(place):
         jax.tree.map(close, got, jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1))(X, dense(L)))
 
 
+@jax.custom_vjp
+def reversed_gradient(w):
+    return w
+
+
+reversed_gradient.defvjp(lambda w: (w, None), lambda _, g: (-g,))
+
+RULES = {
+    "custom_jvp": lambda w: doubled(X, w),
+    "custom_vjp": lambda w: tripled(X, w),
+    "of what it returns": lambda w: X @ reversed_gradient(w.T).T,
+    "in a scan": lambda w: lax.scan(lambda c, _: (tripled(c, reversed_gradient(w)), None), X, None, length=2)[0],
+    "in a branch": lambda w: lax.cond(X[0, 1] > 0, lambda w: tripled(X, w), lambda w: X, w),
+    "of JAX": jax.nn.relu,  # at zeros, where the rule has no slope
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_holds_where_tangents_have_components(name):
+    f = RULES[name]
+    factors = typax.outer(jnp.zeros((4, 1)) if name == "of JAX" else X.T, X[:1] if name == "of JAX" else X)
+    for w in (factors, typax.Sum(jnp.zeros_like(M) if name == "of JAX" else M, factors, scale=0.5)):
+        close(lift(f, "allow")(w), f(dense(w)))
+        got = jax.jit(jax.grad(lambda w: jnp.sum(jnp.cos(lift(f, "allow")(w) + 1)), allow_int=True))(w)
+        want = jax.grad(lambda w: jnp.sum(jnp.cos(f(dense(w)) + 1)), allow_int=True)(w)
+        jax.tree.map(close, dense(got), dense(want))
+        assert name != "of JAX" or not any(jnp.any(x) for x in jax.tree.leaves(dense(got)))
+
+
+def test_a_value_whose_tangents_have_components_is_dense_after_a_rule():
+    w = typax.outer(X.T, X)
+    with pytest.warns(
+        UserWarning, match=r"custom_vjp_call makes lr\[4,4\] dense \(64 bytes\) at the end of a function with its"
+    ):
+        assert jnp.shape(lift(reversed_gradient)(w)) == (4, 4)
+    assert isinstance(lift(reversed_gradient, "error")(M), typax.QArray)
+
+
 def test_programs_that_differentiate():
     def step(x, w):
         loss = lambda x, w: jnp.sum(lax.scan(jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), None)), x, w)[0] ** 2)

@@ -21,8 +21,8 @@ import jax
 from typax import _interpret, _jax, _jaxpr, _repairs
 from typax._interpret import Event, Modes, Paths, Record
 from typax._op import Op
-from typax._prim import Cache
-from typax._structural import pack_open
+from typax._prim import Cache, has_tangent
+from typax._structural import by_components, pack_open
 from typax._type import ValueType, dense_type
 
 
@@ -219,6 +219,14 @@ def _plan_inner(name: str) -> "MakePlan":
     return lambda params, types, how: Plan({}, (lifted(params[name], types, *how),))
 
 
+def _plan_rule(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
+    """A function with a rule of derivatives: the rule gives arrays their tangents, and none to the components of a value."""
+    whole = lifted(params["call_jaxpr"], types, *how)
+    parts = frozenset(j for j, t in enumerate(whole.jaxpr.out_avals) if by_components(t) and has_tangent(t))
+    why = "at the end of a function with its own rule of derivatives, which knows of no components"
+    return Plan({}, (lifted(params["call_jaxpr"], types, *how, parts, why) if parts else whole,))
+
+
 # --- running them ----------------------------------------------------------------------------------------------------
 
 type MakePlan = Callable[[dict[str, Any], list[Any], Lifting], Plan]
@@ -265,10 +273,13 @@ class _Equation(Op):
         return app
 
 
-def _as_op(primitive: Any, plan: MakePlan, run: Run, *holds: str) -> None:
-    """Run the equation as an op: derivatives are the equation's own, and it maps as its arrays do."""
+def _as_op(primitive: Any, plan: MakePlan, run: Run, *holds: str, rule: bool = False) -> None:
+    """Run the equation as an op: derivatives are the equation's own, and it maps as its arrays do.
+
+    ``rule``: it has a rule of derivatives, which the programs that it holds have not.
+    """
     op = _Equation(primitive, primitive.name)
-    op.holds, op.plan = holds, plan
+    op.holds, op.plan, op._reference_derives = holds, plan, rule
 
     def implementation(*operands: Any, lifting: Lifting = _UNTOLD, **params: Any) -> list[Any]:
         operands, params = tuple(map(pack_open, operands)), _jaxpr.opened(params)
@@ -316,5 +327,5 @@ _structured(_jax.shard_map_p, _plan_shard_map, _run_shard_map)
 _structured(_jax.eval_jaxpr_p, _plan_inner("call_jaxpr"), _run_inner)
 _as_op(jax.lax.while_p, _plan_while, _run_while, "body_jaxpr", "cond_jaxpr")
 _as_op(jax.lax.cond_p, _plan_cond, _run_cond, "branches")
-_as_op(_jax.custom_jvp_call_p, _plan_inner("call_jaxpr"), _run_inner, "call_jaxpr")
-_as_op(_jax.custom_vjp_call_p, _plan_inner("call_jaxpr"), _run_inner, "call_jaxpr")
+_as_op(_jax.custom_jvp_call_p, _plan_rule, _run_inner, "call_jaxpr", rule=True)
+_as_op(_jax.custom_vjp_call_p, _plan_rule, _run_inner, "call_jaxpr", rule=True)

@@ -70,6 +70,7 @@ class Op:
         self.within = within
         """How far a result may be from that of the reference; see `op`."""
         self._within_lift: Any = None  # of a program that is lifted within another: a `_interpret.Within`
+        self._reference_derives = False  # its derivatives are those of its reference alone, by a rule that this has
         self.primitive = reference if isinstance(reference, _jax.Primitive) else None
         self.reference: Any = _jaxpr.binder(reference) if self.primitive is not None else reference
         self.impls: list[Implementation] = []
@@ -460,7 +461,8 @@ class OpApplication(Overridden):
 
     def _rules(self, mask: Mask) -> list[tuple[Rule, Mask]]:
         """Operands with componentwise tangents are differentiated through the implementation, others through the
-        reference; a componentwise result needs the implementation for all."""
+        reference; a componentwise result needs the implementation for all. An equation with a rule of its own has it in
+        its reference alone."""
         by = tuple(m and by_components(t) for m, t in zip(mask, self.in_tys, strict=True))
         rest = tuple(m and not b for m, b in zip(mask, by, strict=True))
         result = any(map(by_components, self.out_tys))
@@ -473,6 +475,13 @@ class OpApplication(Overridden):
                 f"@typax.op(reference=...), or a rule with {self.name}.def_jvp, or keep gradients away with "
                 f"jax.lax.stop_gradient"
             )
+        if self.op._reference_derives:
+            if result:
+                raise NotImplementedError(
+                    f"{self.name} of {show(self.in_tys)}: its own rule of derivatives speaks of arrays, but the result has "
+                    f"componentwise tangents; pass typax.dense(v) to the function with the rule, and return arrays"
+                )
+            return [(self._by_views(mask), mask)]
         if result:
             for t, m in zip(self.in_tys, rest, strict=True):
                 if m and isinstance(t, ValueType):
