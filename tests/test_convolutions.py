@@ -118,6 +118,6 @@ def test_what_is_refused():
         typax.lift(conv(), "error")(X, by_tap)
     (eqn,) = jax.make_jaxpr(conv())(X, K).eqns
     with pytest.raises(
-        TypeError, match=r"a scale for each entry of axis 2, which is summed, and for others; group that axis"
+        TypeError, match=r"axis 2 of .* is summed, but each of its entries has a scale, .*requantize\(w, \.\.\., axis=2\)"
     ):
         conv_general_dilated(X, by_tap, **eqn.params)

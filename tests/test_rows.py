@@ -67,7 +67,7 @@ OWN = {"one", "one by a traced number", "unstack", "blocks", "filled blocks", "b
 SAME = {"to and fro", "backwards", "either", "halves"}
 REFUSED = {
     "q8<axis=(-3)>": {"joined"}, "nvfp4g4t": {"joined"},  # one scale for what is joined
-    "nf4dg8t": {"heads", "on borders", "backwards", "joined last", "columns", "entries"},
+    "nf4dg8t": {"heads", "on borders", "backwards", "columns", "entries"},
 }  # fmt: skip
 
 
@@ -251,3 +251,37 @@ def test_refused_with_the_numbers():
         q[2:6]
     with pytest.raises(TypeError, match=r"as \[10, 12\]: a piece of 3 is no part of an axis of 10, nor the other way"):
         reshape(q, new_sizes=(10, 12), dimensions=None, sharding=None)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("k", "n"), [(0, 4), (4, 0)])
+def test_of_no_entries(k, n):
+    x, y, shared = jnp.ones((2, k)), jnp.ones((n, 2)), int(k > 0)
+    layouts = [
+        ("int8", {}), ("int8", {"axis": None}), ("int4", {"group": 3}), ("nf4_double", {"axis": 0}), ("mxfp4", {}),
+        ("nvfp4", {"axis": 0}), ("uint8", {"axis": 0, "group": 2, "zero_point": True}),
+    ]  # fmt: skip
+    moves = [
+        (lambda q: typax.reshape(q, (-1,)), lambda d: d.reshape(0)),
+        (lambda q: typax.reshape(q, (3, 0, 2)), lambda d: d.reshape(3, 0, 2)),
+        (lambda q: typax.concatenate([q, q], axis=shared), lambda d: d),
+        (lambda q: q[0:0:2, 1:1], lambda d: d[0:0, 1:1]),
+        (lambda q: q[:0].T, lambda d: d[:0].T),
+        (lambda q: typax.matmul(x, q), lambda d: x @ d),
+        (lambda q: typax.matmul(q, y), lambda d: d @ y),
+    ]
+    d = jnp.zeros((k, n))
+    for name, how in layouts:
+        q = typax.quantize(d, name, **how)
+        for f, g in moves:
+            got, want = typax.dense(f(q)), g(d)
+            assert got.shape == want.shape and not got.any(), (name, how)
+    loss = lambda q: (x @ q.reshape(k, n)).sum() + q.reshape(-1).sum()
+    assert jax.typeof(jax.jit(jax.grad(typax.lift(loss)))(q)).shape == (k, n)
+
+
+def test_an_empty_part_adds_nothing():
+    for name, a in (("int8", -1), ("int4", 0)):
+        q = typax.quantize(jnp.arange(12.0).reshape(3, 4), name, axis=a)
+        both = typax.concatenate([typax.quantize(jnp.zeros((0, 4) if a == 0 else (3, 0)), name, axis=a), q], axis=a)
+        assert jax.typeof(both) == jax.typeof(q) and (typax.dense(both) == typax.dense(q)).all()

@@ -58,7 +58,10 @@ def _over_groups(x: Any, axis: int, w: Held, a: int, product: Any) -> Any:
     """Σ of products of groups along axis ``a``, which meets ``axis`` of ``x``."""
     n, g = w.shape[a], w.groups[a]
     if g == 1:
-        raise Refused(f"{w.shown} has a scale for each entry of axis {a}, which is summed, and for others; group that axis")
+        raise Refused(
+            f"axis {a} of {w.shown} is summed, but each of its entries has a scale, and so have those of other axes; share "
+            f"scales along it: typax.requantize(w, ..., axis={a})"
+        )
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, -n % g if k == axis else 0, 0) for k in range(x.ndim)])
     whole = replace(w, **w.with_axis(a, n + -n % g, g))
 

@@ -55,7 +55,12 @@ def _(q: Quantized, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
     x = x if dimensions is None else axes.permute(x, dimensions)
     if len(new_sizes) < 2 and max(x.shape, default=1) == math.prod(x.shape):
         return layout.reshape(x.dense(), tuple(new_sizes), _spec(sharding))
-    return axes.reshape(x, new_sizes, _spec(sharding)).value()
+    try:
+        return axes.reshape(x, new_sizes, _spec(sharding)).value()
+    except Refused:
+        if 0 not in x.shape:
+            raise
+        return layout.reshape(x.dense(), tuple(new_sizes), _spec(sharding))  # of an array without entries none share a scale
 
 
 def _spec(sharding: Any) -> Any:

@@ -153,6 +153,8 @@ def cut(x: Any, a: int, start: int, stop: int, step: int = 1) -> Any:
     n = len(range(start, stop, step))
     if (start, stop, step) == (0, size, 1):
         return x
+    if n == 0:
+        start, stop, step = 0, 0, 1
     if g == 0:
         return x.on_inner(a, lambda y, k: cut(y, k, start, stop, step), n)
     if g > 1 and n == 1:
@@ -170,8 +172,8 @@ def window(x: Any, a: int, start: Any, n: int) -> Any:
     if not isinstance(x, Held):
         return lax.dynamic_slice_in_dim(x, start, n, a)
     size, g = x.shape[a], x.groups[a]
-    if n == size:
-        return x
+    if n in (0, size):
+        return x if n == size else cut(x, a, 0, 0)
     if g == 0:
         return x.on_inner(a, lambda y, k: window(y, k, start, n), n)
     if g == 1:
@@ -212,7 +214,10 @@ def join(xs: Sequence[Any], a: int) -> Any:
     if not isinstance(xs[0], Held):
         return lax.concatenate(xs, a)
     alike(xs)
-    if len(xs) > 1 and all(x.groups[a] > x.shape[a] for x in xs):
+    xs = [x for x in xs if x.shape[a] != 0] or xs[:1]  # no entries are of any groups
+    if len(xs) == 1:
+        return xs[0]
+    if all(x.groups[a] > x.shape[a] for x in xs):
         alone = lambda y, k: drop(cut(y, k, 0, 1), k)
         xs = [x.on_inner(a, alone, 1, 1) if x.shape[a] == 1 else _whole(x, a) for x in xs]
     whole = {x.groups[a] or x.shape[a] for x in xs} if any(x.groups[a] != 1 for x in xs) else {1}
@@ -371,6 +376,8 @@ def matched(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
             run = [i], []
         elif j < len(new) and new[j] == 1:
             run = [], [j]
+        elif i == len(old) or j == len(new):
+            raise Refused("an empty array")
         else:
             run = [i], [j]
             while (a := math.prod(old[k] for k in run[0])) != (b := math.prod(new[k] for k in run[1])):

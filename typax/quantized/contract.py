@@ -96,8 +96,13 @@ def product(
 
     Axes of the result: batch, kept ones of ``x``, kept ones of ``q``; the latter two swapped unless ``first``.
     """
-    groups, rows = all_groups(q._type), Rows.of(q)
     wide = accumulated(x.dtype, q.dtype) if activations != "codes" else x.dtype
+    if 0 in q.shape:  # nothing is summed, or there is nothing to give
+        sides = [(x.astype(jnp.float32) if activations == "codes" else x.astype(wide), contract[0], batch[0])]
+        sides.insert(first, (dense(q).astype(sides[0][0].dtype), contract[1], batch[1]))
+        (a, ca, ba), (b, cb, bb) = sides
+        return lax.dot_general(a, b, ((ca, cb), (ba, bb)), precision=precision)
+    groups, rows = all_groups(q._type), Rows.of(q)
     of_x = dict(zip(contract[0], contract[1], strict=True)) | dict(zip(batch[0], batch[1], strict=True))
     x, labels = _cut(x, groups, of_x, wide)
     pieces = lambda axes: [n for a in axes for n in _pieces(groups, a)]
@@ -345,7 +350,8 @@ def of_integers(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any
     """The product of two quantized arrays of integers, summed as integers; the scales of ``a`` lie on kept axes."""
     for q in (a, b):
         if not _is_int8(q._type):
-            raise Refused(f"{q._type} is none of integers without a zero point")
+            made = "has a zero point" if q._type.extra == "z" else "is made of other numbers"
+            raise Refused(f"two quantized arrays meet as integers in int8, and {q._type} {made}; use typax.dense of it")
     groups = all_groups(a._type)
     if any(groups[i] != 0 for i in contract[0]):
         raise Refused(f"{a._type} has scales along the contracted axis, where only the second operand can have them")
