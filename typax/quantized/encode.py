@@ -229,13 +229,22 @@ def _second_level(format: Format, a: Any, bad: Any, inner: tuple[int, ...]) -> t
         return scales.Held(s8, units), Parts(_spoil("", s8, bad), g, scale_groups=(0,) * a.ndim)
     if not a.ndim:
         raise ValueError(f"quantize: scales of {format.name} are quantized in groups, but there is one scale only")
+    if isinstance(a.shape[-1], int) and a.shape[-1] < group:
+        group = 0  # fewer than a group are all of one: nothing is there to fill it
     made = scales.of_floats(with_plain_scales(format), a * np.float32(1 / format.codes.largest), inner)
     rest, mean = made.scale, None
     if format.scale.offset:
         kept = lax.optimization_barrier(rest)  # whatever is fused with it, the sum is the same
-        mean = lax.optimization_barrier(jnp.mean(kept))
+        mean = lax.optimization_barrier(_mean(kept)) if 0 not in kept.shape else np.float32(0)
         rest = kept - mean
     groups = (*(1,) * (a.ndim - 1), group)
     parts = encode(of, jnp.where(bad, np.float32(np.nan), rest), groups, Choice(), None, "the scales")
     offset = None if mean is None else jnp.broadcast_to(mean, parts.scale.shape)
     return made, replace(parts, offset=offset, scale_groups=groups)
+
+
+def _mean(x: Any) -> Any:
+    """The mean of numbers from 0 on. The sum of huge ones would be infinite: it is of them times a power of two."""
+    # what becomes 0 is no part of such a mean
+    less = jnp.where(jnp.max(x) > 2.0**64, np.float32(2.0**-64), np.float32(1))
+    return jnp.mean(lax.optimization_barrier(x * less)) / less
