@@ -143,6 +143,18 @@ def test_of_more_axes_and_none():
     assert (typax.dense(q) == 1).all() and q.qvalue.shape == (2, 1)
 
 
+def test_second_level_of_few_and_of_huge_scales():
+    x = np.random.default_rng(5).normal(size=(8, 128)).astype(np.float32)
+    few, many = (typax.quantize(np.tile(x, (1, n)), "nf4_double") for n in (1, 128))
+    assert few.nbytes == 8 * (64 + 2 + 4 + 4)  # codes, scales, and those of the second level: nothing fills a group
+    # which are the same codes, of the same numbers again
+    assert (many.qvalue.reshape(8, 128, -1) == few.qvalue.reshape(8, 1, -1)).all()
+    np.testing.assert_allclose(typax.dense(many)[:, :128], typax.dense(few), rtol=1e-5, atol=1e-6)
+    for huge in (x * np.float32(5e37), np.full((8, 64), np.finfo(np.float32).max)):
+        got, one = (np.asarray(typax.dense(typax.quantize(huge, name))) for name in ("nf4_double", "nf4"))
+        assert np.isfinite(got).all() and np.abs(got / np.float32(1e37) - one / np.float32(1e37)).max() < 0.1
+
+
 def test_dtypes():
     x = np.random.default_rng(4).normal(size=(3, 32))
     want = typax.quantize(x.astype(np.float32), "int4")
@@ -219,6 +231,13 @@ REFUSED = [
     ({"format": "uint8", "scale": 1.0, "zero_point": np.float32(3)}, TypeError, "a zero point is a code, an integer"),
     ({"exponents": "ceil"}, ValueError, "exponents= is for scales that are powers of two, and int8 has float32"),
     ({"format": "mxfp8", "exponents": "up"}, ValueError, "exponents='up' is none of 'floor', 'even'"),
+    ({"format": None}, ValueError, "no format is called None; the formats are int8"),
+    ({"format": ["int8"]}, ValueError, r"no format is called \['int8'\]"),
+    ({"group": 2.5}, ValueError, r"quantize: group=2\.5 is neither a whole number"),
+    ({"group": True}, ValueError, "group=True is neither a whole number"),
+    ({"axis": "rows"}, ValueError, "quantize: axis='rows' is neither the number of an axis"),
+    ({"key": 3}, TypeError, r"quantize: key=3 is not one key; use jax\.random\.key\(0\)"),
+    ({"key": np.ones(2, np.float32)}, TypeError, r"key=float32\[2\] is not one key"),
     ({"format": "nf4_double", "axis": None}, ValueError, "quantized in groups, but there is one scale only"),
 ]
 
@@ -227,6 +246,13 @@ REFUSED = [
 def test_refused(how, error, says):
     with pytest.raises(error, match=says):
         typax.quantize(np.ones((6, 10), np.float32), **how)
+
+
+def test_twice_is_to_requantize():
+    q = typax.quantize(np.ones((6, 10), np.float32))
+    for f in (typax.quantize, jax.jit(typax.quantize)):
+        with pytest.raises(TypeError, match=r"quantize: q8\[6,10\] is quantized already; use typax\.requantize"):
+            f(q)
 
 
 def test_components_must_be_those_of_the_format():
@@ -358,8 +384,10 @@ def test_integers_meet_integers():
     assert abs(float(long[0, 0]) / n - 1) < 1e-6
     with pytest.raises(TypeError, match="has scales along the contracted axis, where only the second operand can have them"):
         typax.matmul(typax.quantize(x, axis=0), typax.quantize(w, axis=0))
-    with pytest.raises(TypeError, match=r"nf4t\[12,10\] is none of integers without a zero point"):
+    with pytest.raises(TypeError, match=r"meet as integers in int8, and nf4t\[12,10\] is made of other .* typax\.dense"):
         typax.matmul(a, typax.quantize(w, "nf4", axis=0))
+    with pytest.raises(TypeError, match=r"q8zt\[12,10\] has a zero point; use typax\.dense of it"):
+        typax.matmul(a, typax.quantize(w, axis=0, zero_point=True))
     with pytest.raises(ValueError, match='activations=\'int8\'; they are "float", "dynamic"'):
         typax.matmul(x, typax.quantize(w), activations="int8")
     with pytest.raises(

@@ -167,3 +167,17 @@ def test_other_recipes_that_cannot_be_understood():
         typax.quantize_tree(params(), [("step", "int8")])
     with pytest.raises(ValueError, match=r"head\.weight, float32\[4,16\]: .*axis=7"):
         typax.quantize_tree(params(), [("head", {"format": "int8", "axis": 7})])
+
+
+def test_functions_that_make_no_array_of_the_leaf():
+    def fails(x):
+        raise KeyError("w")
+
+    for f, says in [
+        (fails, r"head\.weight, float32\[4,16\]: the function of the rule 'head\*' raised KeyError: 'w'"),
+        (lambda x: None, r"head\.weight, .* 'head\*' returned None; return an array or a value of the shape \[4, 16\]"),
+        (lambda x: "int8", "returned 'int8'"),
+        (lambda x: x.T, r"returned float32\[16,4\]"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            typax.quantize_tree(params(), [("head*", f)])

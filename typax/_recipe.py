@@ -90,16 +90,17 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
       tree: arrays at its leaves, or types of arrays (``jax.ShapeDtypeStruct``), which become types.
       recipe: a format's name, the name of a TOML file, or pairs (or a dict) of a pattern and what to do with the leaves
         that it matches: a format's name, a dict of ``format`` and other arguments of `typax.quantize`, a function of the
-        leaf, or ``None`` to leave it. A pattern is matched with the path of a leaf, joined by dots, or with the path of
-        something that the leaf is in; ``*`` stands for anything. Unless it is the whole path, it passes over what is no
-        float matrix: whole numbers, vectors, biases, scales of norms.
+        leaf (which keeps its shape), or ``None`` to leave it. A pattern is matched with the path of a leaf, joined by
+        dots, or with the path of something that the leaf is in; ``*`` stands for anything. Unless it is the whole path,
+        it passes over what is no float matrix: whole numbers, vectors, biases, scales of norms.
 
     Returns:
       the tree, and a report: ``leaves`` (what became of each, of which ``changed`` and ``left``), ``unmatched`` patterns,
       ``bytes_before`` and ``bytes_after``. It prints as a table.
 
     Raises:
-      ValueError: for a recipe that cannot be understood, or a leaf that its format cannot hold.
+      ValueError: for a recipe that cannot be understood, a leaf that its format cannot hold, or a function that raises or
+        returns something else than an array or value of the leaf's shape.
     """
     rules = rules_of(recipe)
     flat, treedef = jax.tree_util.tree_flatten_with_path(
@@ -116,7 +117,7 @@ def quantize_tree(tree: Any, recipe: Recipe = "int8") -> tuple[Any, Report]:
         else:
             used.add(n)
             pattern, action = rules[n]
-            y, why = _treat(path, x, action, pattern == path, everything)
+            y, why = _treat(path, x, action, pattern, everything)
         out.append(y)
         if hasattr(x, "dtype") or _is_hi(x):
             told.append(Treated(path, show(_type(x)), show(_type(y)), nbytes(_type(x)), nbytes(_type(y)), pattern, why))
@@ -130,7 +131,7 @@ def quantizer(recipe: Recipe, everything: Mapping[str, Any]) -> Callable[[str, A
 
     def one(path: str, x: Any) -> Any:
         n = _rule(rules, path)
-        return x if n is None else _treat(path, x, rules[n][1], rules[n][0] == path, everything)[0]
+        return x if n is None else _treat(path, x, rules[n][1], rules[n][0], everything)[0]
 
     return one
 
@@ -153,13 +154,14 @@ def path_of(keys: Any) -> str:
     return text
 
 
-def _treat(path: str, x: Any, action: Any, insist: bool, everything: Mapping[str, Any]) -> tuple[Any, str | None]:
+def _treat(path: str, x: Any, action: Any, pattern: str, everything: Mapping[str, Any]) -> tuple[Any, str | None]:
+    insist = pattern == path
     if _is_hi(x):
         return x, "it is a value already"
     if action is None:
         return x, "the rule says so"
     if callable(action):
-        return action(x), None
+        return _made(path, x, action, pattern), None
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
         if insist:
             raise ValueError(f"{path} is {show(x)}, and only arrays of floats can be quantized")
@@ -178,6 +180,19 @@ def _treat(path: str, x: Any, action: Any, insist: bool, everything: Mapping[str
         return quantized(x), None
     except (ValueError, TypeError) as e:
         raise ValueError(f"{path}, {show(x)}: {e}") from None
+
+
+def _made(path: str, x: Any, action: Any, pattern: str) -> Any:
+    """What the function of a rule makes of a leaf: something that stands for an array of its shape."""
+    where = f"{path}, {show(x)}: the function of the rule {pattern!r}"
+    try:
+        y = action(x)
+    except Exception as e:
+        raise ValueError(f"{where} raised {type(e).__name__}: {e}") from e
+    if hasattr(x, "dtype") and (not hasattr(y, "dtype") or getattr(y, "shape", None) != x.shape):
+        said = show(y) if hasattr(y, "dtype") else repr(y)
+        raise ValueError(f"{where} returned {said}; return an array or a value of the shape {list(x.shape)}")
+    return y
 
 
 _NO_WEIGHTS = ("bias", "b", "scale", "cached_key", "cached_value")  # the latter two hold what Flax has attended to

@@ -247,7 +247,7 @@ def format_of(format: str | Format) -> Format:
     """
     if isinstance(format, Format):
         return format
-    if format not in _KNOWN:
+    if not isinstance(format, str) or format not in _KNOWN:
         raise ValueError(
             f"no format is called {format!r}; the formats are {', '.join(_KNOWN)}, or give a Format of your own"
         )

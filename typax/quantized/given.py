@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from typax.quantized import layout
 from typax.quantized.encode import Parts, packed
@@ -39,7 +40,7 @@ def from_codes(
     own = jnp.dtype(f.codes.dtype) if isinstance(f.codes, Floats) else None
     if (codes.dtype != own) if own is not None else not jnp.issubdtype(codes.dtype, jnp.integer):
         raise ValueError(f"from_codes: codes of {f.name} are {own or 'integers'}, got {codes.dtype}")
-    if group is None and isinstance(axis, int):
+    if group is None and isinstance(axis, int | np.integer):
         group = f.group
     groups = layout.groups_of(codes.ndim, axis, group, "from_codes")
     rows = layout.split(codes, groups, "from_codes")

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Groups = tuple[int, ...]
 
@@ -24,20 +25,29 @@ def groups_of(ndim: int, axis: Any, group: Any, where: str) -> Groups:
     """The group of each axis, from the axes along which values share a scale and what these are cut into.
 
     Raises:
-      ValueError: for an axis that is not there or given twice, or a group below 1.
+      ValueError: for an axis that is not there or given twice, or a group that is no number from 1 on.
     """
-    axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    many = isinstance(axis, tuple | list)
+    axes = tuple(range(ndim)) if axis is None else tuple(axis) if many else (axis,)
+    if not all(map(_whole, axes)):
+        raise ValueError(f"{where}: axis={axis!r} is neither the number of an axis, nor a tuple of them, nor None")
     if any(not -ndim <= a < ndim for a in axes) or len({a % ndim for a in axes if ndim}) != len(axes):
         raise ValueError(f"{where}: axis={axis} does not name distinct axes of an array of rank {ndim}")
     sizes = tuple(group) if isinstance(group, tuple | list) else (group,) * len(axes)
     if len(sizes) != len(axes):
         raise ValueError(f"{where}: group={group} has {len(sizes)} entries, but axis={axis} names {len(axes)} axes")
+    if not all(g is None or _whole(g) for g in sizes):
+        raise ValueError(f"{where}: group={group!r} is neither a whole number, nor a tuple of them, nor None")
     if any(g is not None and g < 1 for g in sizes):
         raise ValueError(f"{where}: group={group}, but a group has at least one value")
     out = [1] * ndim
     for a, g in zip(axes, sizes, strict=True):
-        out[a % ndim] = 0 if g is None else g
+        out[a % ndim] = 0 if g is None else int(g)
     return tuple(out)
+
+
+def _whole(n: Any) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool)
 
 
 def outer_axes(groups: Groups) -> list[int]:

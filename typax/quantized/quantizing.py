@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -46,8 +47,10 @@ class Quantize(Op):
         key: Any = None,
         **statics: Any,
     ) -> Any:
-        if len(args) == 2 and isinstance(args[1], str | Format):
+        if len(args) == 2 and not isinstance(args[1], dict):  # which are the operands that are given
             args, format = args[:1], args[1]
+        if args and self is quantize and isinstance(args[0], Quantized):
+            raise TypeError(f"quantize: {jax.typeof(args[0])} is quantized already; use typax.requantize")
         given = {}
         if not isinstance(scale, str | tuple):
             given["scale"], scale = scale, "absmax"
@@ -56,9 +59,17 @@ class Quantize(Op):
                 raise ValueError("quantize: a zero point is given together with its scale; give scale=, an array, as well")
             given["zero_point"], zero_point = zero_point, True
         if key is not None:
-            given["key"] = key
+            given["key"] = _key(key, self is quantize)
         more = (given,) if given else ()
         return super().__call__(*args, *more, format=format_of(format), scale=scale, zero_point=zero_point, **statics)
+
+
+def _key(key: Any, once: bool) -> Any:
+    dtype, ndim = getattr(key, "dtype", None), getattr(key, "ndim", None)
+    if dtype is None or (ndim if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype != jnp.uint32 or ndim != 1):
+        said = f"{dtype}{list(key.shape)}" if hasattr(key, "shape") else repr(key)
+        raise TypeError(f"{'quantize' if once else 'requantize'}: key={said} is not one key; use jax.random.key(0)")
+    return key
 
 
 def _identity(x: Any, *_: Any) -> Any:
@@ -91,7 +102,7 @@ Args:
 
 Raises:
   ValueError: for a format, axis, group, scale or zero point that is none, or that do not go together.
-  TypeError: for an operand that is no float array, or groups that do not divide the shards of an axis.
+  TypeError: for an operand that is no float array, a key that is none, or groups that do not divide the shards of an axis.
 """
 
 
@@ -114,7 +125,7 @@ def _quantize(x: Any, given: Any, format: Format, axis: Any, group: Any, choice:
 
 def _groups(ndim: int, format: Format, axis: Any, group: Any, choice: Choice, where: str) -> layout.Groups:
     choice.check(format, where)
-    if group is None and isinstance(axis, int):
+    if group is None and isinstance(axis, int | np.integer):
         group = format.group
     groups = layout.groups_of(ndim, axis, group, where)
     if not layout.inner_axes(groups):
