@@ -165,7 +165,6 @@ REFUSED = {
     "rows split": (lambda q: q.reshape(3, 8), "reshape"),
     "integers": (lambda q: q.astype("int32"), "convert_element_type"),
     "joined rows": (lambda q: jnp.concatenate([q, q[:, :, :2]], axis=2), "concatenate"),
-    "single elements": (lambda q: q[:, :, jnp.array([0, 1])], "gather"),
     "element by element": (lambda q: jnp.where(jnp.ones((2, 3, 4), bool), q, -q), "select_n"),
     "array of factors": (lambda q: q * jnp.arange(24.0).reshape(2, 3, 4), "mul"),
 }

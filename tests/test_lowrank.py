@@ -426,6 +426,37 @@ def test_what_a_program_adds_up_is_two_products():
     assert typax.explain(full_rank)(ACTS, w, jnp.ones((6, 6))).densified
 
 
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto])
+def test_sums_cross_a_shard_map_of_a_lifted_program(kind):
+    w = Sum(quantize(jnp.sin(jnp.arange(48.0)).reshape(8, 6), axis=0), LowRank(jnp.ones((8, 2)), jnp.ones((2, 6))))
+    d, x = dense(w), jnp.cos(jnp.arange(32.0)).reshape(4, 8)
+    bodies = [
+        (jax.P(None, "m"), jax.P("d", "m"), jnp.matmul),
+        (jax.P("m"), jax.P("d"), lambda x, w: jax.lax.psum(x @ w, "m")),
+    ]
+    with jax.set_mesh(jax.make_mesh((2, 2), ("d", "m"), axis_types=(kind,) * 2)):
+        for of_w, out, body in bodies:
+            of_x = jax.P("d", of_w[0])
+            f = jax.shard_map(body, in_specs=(of_x, of_w), out_specs=out)
+            args = jax.device_put(x, of_x), typax.device_put(w, of_w)
+            assert not typax.explain(f)(*args).densified
+            got = jax.jit(jax.grad(lambda x, w, f=f: jnp.sum(typax.lift(f, "error")(x, w) ** 2)))(*args)
+            close(got, jax.grad(lambda x: jnp.sum((x @ d) ** 2))(x), 1e-4)
+
+
+def test_a_summed_axis_that_is_sharded():
+    w = LowRank(LEFT[:4], jnp.tile(RIGHT[:, :4], 2))  # [4, 8]
+    with jax.set_mesh(jax.make_mesh((2, 2), ("d", "m"))):
+        put = jax.device_put(w.right, jax.P(None, "m"))
+        cut, y = LowRank(w.left, put), jax.device_put(jnp.ones((2, 8)), jax.P("d", "m"))
+        f = lambda y, w: jnp.matmul(y, w.T, out_sharding=jax.P("d", None))
+        close(typax.lift(f, "error")(y, cut), jnp.ones((2, 8)) @ dense(w).T)
+        got = jax.grad(lambda x: jnp.sum(typax.lift(jnp.matmul, "error")(x, cut)))(
+            jax.device_put(jnp.ones((2, 4)), jax.P("d"))
+        )
+        close(got, jnp.ones((2, 8)) @ dense(w).T)
+
+
 def test_what_lies_outside_a_lookup_is_what_fills_it():
     for w in (VALUES[LowRank], VALUES[Rank1]):
         look = lambda w: jnp.take(w, jnp.array([0, 9]), axis=0, mode="fill", fill_value=7.0)

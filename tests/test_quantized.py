@@ -459,3 +459,19 @@ def test_clipped_gradients():
     assert g.tolist() == [[1, 0, 0, 1]]
     with pytest.raises(ValueError, match='gradient=\'soft\'; it is "straight" or "clipped"'):
         fake(x, gradient="soft")
+
+
+@pytest.mark.parametrize(
+    "how", [{"format": "int4", "axis": 0, "group": 4}, {"format": "nf4", "axis": 0}, {"format": "mxfp4"}]
+)
+def test_rows_of_activations_on_a_mesh_meet_weights_in_groups(how):
+    x, q = jnp.sin(jnp.arange(32.0)).reshape(4, 8), typax.quantize(jnp.cos(jnp.arange(64.0)).reshape(8, 8), **how)
+    with jax.set_mesh(jax.make_mesh((2, 2), ("d", "m"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)):
+        rows = jax.device_put(x, jax.P("d", None))
+        np.testing.assert_allclose(typax.matmul(rows, q), x @ typax.dense(q), rtol=1e-5, atol=1e-5)
+        for out in (jax.P("d", None), jax.P("d", "m")):
+            y = typax.lift(lambda x, w, out=out: jnp.matmul(x, w, out_sharding=out), "error")(rows, q)
+            assert jax.typeof(y).sharding.spec == out
+            np.testing.assert_allclose(y, x @ typax.dense(q), rtol=1e-5, atol=1e-5)
+    padded = typax.lift(lambda w: jnp.pad(w, ((0, 0), (0, 4))) if how.get("axis") == 0 else w, "error")(q)
+    np.testing.assert_allclose(typax.dense(padded)[:, :8], typax.dense(q), rtol=1e-5, atol=1e-5)

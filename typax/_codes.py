@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -19,6 +20,7 @@ from typax import _interpret, _jax
 from typax._natively import traced
 from typax._op import Op, Refused
 from typax._structural import pack_open
+from typax._type import dense_type
 from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul
 from typax.quantized.contract import check_activations, large, of_integers, product
 
@@ -162,15 +164,30 @@ def _any_product(
     x: Any, w: Any, first: bool, dimension_numbers: Any, params: dict[str, Any], activations: Any = "float"
 ) -> Any:
     """Of an array and a quantized one of any format."""
-    if params.get("out_sharding") is not None:
-        raise Refused("the sharding of the result follows from those of the operands")
+    placed = _placed(x, w, dimension_numbers if first else _swapped(dimension_numbers), params)
     check_activations(activations, w, "dot_general")
-    contract, batch = dimension_numbers
-    if not first:
-        contract, batch = contract[::-1], batch[::-1]
+    contract, batch = dimension_numbers if first else _swapped(dimension_numbers)
     y = product(x, w, contract, batch, first=first, precision=params.get("precision"), activations=activations)
     dtype = params.get("preferred_element_type")
-    return y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype)
+    return placed(y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype))
+
+
+def _swapped(dimension_numbers: Any) -> Any:
+    contract, batch = dimension_numbers
+    return contract[::-1], batch[::-1]
+
+
+def _placed(a: Any, b: Any, dimension_numbers: Any, params: dict[str, Any]) -> Any:
+    """What puts a product, whose sharding follows from those of its operands, where it is asked for."""
+    if (asked := params.get("out_sharding")) is None:
+        return lambda y: y
+    for x, axes in zip((a, b), dimension_numbers[0], strict=True):
+        spec = dense_type(_jax.typeof(x)).sharding.spec
+        if wrong := [i for i in axes if spec[i] is not None]:
+            raise Refused(
+                f"axis {wrong[0]} of {_jax.typeof(x)}, which is summed, is sharded; reshard it, or leave out_sharding to JAX"
+            )
+    return lambda y: jax.sharding.reshard(y, asked)
 
 
 @dot_general.impl
@@ -185,12 +202,11 @@ def _(w: Quantized, x: Float[Array, "*b"], *, dimension_numbers: Any, activation
 
 @dot_general.impl
 def _(v: Quantized, w: Quantized, *, dimension_numbers: Any, **params: Any) -> Any:
-    if params.get("out_sharding") is not None:
-        raise Refused("the sharding of the result follows from those of the operands")
+    placed = _placed(v, w, dimension_numbers, params)
     contract, batch = dimension_numbers
     y = of_integers(v, w, contract, batch)
     dtype = params.get("preferred_element_type")
-    return y.astype(jnp.result_type(v.dtype, w.dtype) if dtype is None else dtype)
+    return placed(y.astype(jnp.result_type(v.dtype, w.dtype) if dtype is None else dtype))
 
 
 class _AsMatmul:

@@ -188,8 +188,9 @@ def _plan_shard_map(params: dict[str, Any], types: list[Any], how: Lifting) -> P
     for i, (t, v) in enumerate(zip(types, params["jaxpr"].in_avals, strict=True)):
         if _interpret.stands_for_array(t, v):
             try:
-                specs[i] = t.partition_spec(specs[i])[0]
-                t.shard(params["mesh"], params["newly_manual_axes"], params["check_vma"], specs[i])
+                spec = t.partition_spec(specs[i])[0]
+                t.shard(params["mesh"], params["newly_manual_axes"], params["check_vma"], spec)
+                specs[i] = spec
             except (TypeError, AttributeError):
                 dense[i], types[i] = f"since it cannot be cut by {params['in_specs'][i]}", dense_type(t)
 

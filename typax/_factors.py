@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -330,6 +331,10 @@ def _product(x: Any, w: Any, dimension_numbers: Any, params: dict[str, Any], x_f
     needed = {*wanted, *own[second]}
     between = [a for a in dict.fromkeys([*bw, *of_x, *own[first]] if x_first else [*bw, *own[first], *of_x]) if a in needed]
     early = {k: v for k, v in params.items() if k != "out_sharding"}  # of the second product
+    parts = dict(zip(own[first], jax.typeof(p.factor(first)).sharding.spec, strict=True))
+    parts |= {a: s for a, s in zip(of_x, jax.typeof(x).sharding.spec, strict=True) if s is not None}
+    if any(parts[a] is not None for a in parts if a not in between):  # summed over: what is left of it is everywhere
+        early["out_sharding"] = jax.P(*map(parts.get, between))
     terms: Any = lambda a, of_a, b, of_b: (a, of_a, b, of_b) if x_first else (b, of_b, a, of_a)
     einsum: Any = jnp.einsum  # whose operands alternate with their axes
     y = einsum(*terms(x, of_x, p.factor(first), own[first]), between, **early)

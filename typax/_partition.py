@@ -61,7 +61,9 @@ class Partitioned:
         def tangents(_: Any) -> tuple[Any, Any]:
             return tuple(t.nospec(mesh, check_vma, all_names) for t in (self.to_tangent_aval(), self.to_ct_aval()))
 
-        return Pspec(self.decl, [a.nospec(mesh, check_vma, all_names) for a in self.leaves], f"{self} as it is", tangents)
+        spec = Pspec(self.decl, [a.nospec(mesh, check_vma, all_names) for a in self.leaves], f"{self} as it is", tangents)
+        spec.as_it_is = True
+        return spec
 
     def reshard(self, sharding: Any) -> Any:
         """The type partitioned otherwise: by a spec of the class, or a sharding of what it stands for."""
@@ -130,11 +132,14 @@ class Partitioned:
                 sizes[s.name] = resize(
                     value, math.prod(mesh.shape[n] for n in (part if isinstance(part, tuple) else (part,)))
                 )
-        return self.with_leaves(leaves).with_statics(**sizes).check()
+        whole = self.with_leaves(leaves).with_statics(**sizes)
+        return whole if spec.as_it_is else whole.check()  # what is put side by side as it is need not be one value
 
 
 def _of_own_class(ty: Any, spec: Any) -> Any:
     """The spec of a component that is a value of another class than its annotation names, such as one below it."""
+    if isinstance(spec, jax.P) and getattr(ty, "is_declared", False):  # of any class
+        return ty.partition_spec(spec)[0]
     if isinstance(spec, Pspec) and getattr(ty, "is_declared", False) and ty.decl.cls is not spec.decl.cls:
         return spec if spec.dense is None else ty.partition_spec(spec.dense)[0]
     return spec

@@ -192,7 +192,7 @@ def _(q: Quantized, value: Float[Array, ""], *, padding_config: Any) -> Any:
     code, scale = axes.unit_code(x), value.astype(jnp.float32)
     own = [tuple(padding_config[a]) for a in x.outer]
     fill = lambda y, c: lax.pad(y, jnp.asarray(c, y.dtype), [*own, *[(0, 0, 0)] * (y.ndim - len(own))])
-    shape = tuple(n + lo + hi + max(n - 1, 0) * i for n, (lo, hi, i) in zip(x.shape, padding_config, strict=True))
+    shape = tuple(int(n + lo + hi + max(n - 1, 0) * i) for n, (lo, hi, i) in zip(x.shape, padding_config, strict=True))
     x = x.unpacked()
     zero = None if x.zero_point is None else fill(x.zero_point, 0)
     return replace(x, shape=shape, codes=fill(x.codes, code), scale=fill(x.scale, scale), zero_point=zero).value()

@@ -13,7 +13,7 @@ pair of factors, and then no derivative is larger than the factors are.
     rank 1   `FactoredRank1`            `Rank1`
 
 What attention projects by has three axes, of which one belongs to one factor and two to the other: `LowRankToHeads`,
-[d, heads, width], and `LowRankFromHeads`, [heads, width, d].  Products by any axes, and what moves axes: `_factors`.
+[d, heads, width], and `LowRankFromHeads`, [heads, width, d].  Products by any axes, and what moves axes: ``typax._factors``.
 """
 
 from typing import Any
@@ -153,6 +153,7 @@ def matrices(w: Any) -> tuple[Any, Any]:
 
 
 def has_dense_tangents(w: Any) -> bool:
+    """Whether tangents of a value, of any class here, are arrays."""
     return isinstance(w, DenseLowRank) or (isinstance(w, Rank1) and not isinstance(w, FactoredRank1))
 
 

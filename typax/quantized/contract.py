@@ -254,8 +254,9 @@ def _loop(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -
     inside = tuple(m for m in wanted if m != label)
     if n == 0 or (step == n and not alone):
         return _contracted_block(x, labels, rows, wanted, way)
-    if layout.sharded(x, rows.words, rows.scale):
-        raise Refused("a loop over a sharded axis")
+    parts = [jax.typeof(rows.words).sharding.spec[0], jax.typeof(x).sharding.spec[k] if in_x else None]
+    if parts != [None, None]:
+        raise Refused("the groups of a sharded axis would be taken one after the other; shard another axis")
 
     def block(x: Any, rows: Rows) -> Any:
         if step == 1:
@@ -265,7 +266,8 @@ def _loop(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -
         moved = (label, *(m for m in labels if m != label)) if in_x else labels
         return _contracted_block(x, moved, rows, (label, *inside) if label in wanted else wanted, way)
 
-    cut = lambda a: a.reshape(n // step, step, *a.shape[1:])
+    spec = lambda a: jax.P(None, *jax.typeof(a).sharding.spec) if layout.sharded(a) else None
+    cut = lambda a: layout.reshape(a, (n // step, step, *a.shape[1:]), spec(a))
     blocks = rows.each(cut)
     arrays = [a for a in (blocks.words, blocks.scale, blocks.zero_point) if a is not None]
 
