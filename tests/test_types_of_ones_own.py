@@ -120,3 +120,43 @@ def test_an_op_on_a_stack_of_values_with_tangents_by_components():
     close(f(w), typax.dense(w).swapaxes(1, 2))
     g = jax.grad(lambda w: jnp.sum(f(w)[:, 1] ** 2))(w)
     close(g.u, 2 * w.u * w.v[:, 1:2] ** 2)
+
+
+class Cyclic(Value, name="cyclic"):
+    """``w[i, j] = c[j - i mod n]``."""
+
+    c: Float32[Array, "n"]
+
+    def dense(self) -> Float32[Array, "n n"]:
+        return jnp.stack([jnp.roll(self.c, i) for i in range(self.c.size)])
+
+
+@typax.matmul.impl
+def _(x: Float[Array, "*b n"], w: Cyclic):
+    return sum(x[..., i, None] * jnp.roll(w.c, i) for i in range(w.c.size))
+
+
+@typax.transpose.impl
+def _(w: Cyclic, *, permutation):
+    return Cyclic(jnp.roll(w.c[::-1], 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("bn,nm->bm", (2, 4)), ("bm,nm->bn", (2, 4)), ("bm,nm->nb", (2, 4)), ("nb,nm->bm", (4, 2)),
+     ("abm,nm->anb", (2, 3, 4)), ("m,nm->n", (4,))],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [False, True])
+def test_a_product_along_either_axis_is_a_matmul_and_its_derivative_too(spec, shape, first):
+    operands, out = spec.split("->")
+    a, b = operands.split(",")
+    spec = f"{b},{a}->{out}" if first else spec
+    f = lambda w, x: jnp.einsum(spec, *((w, x) if first else (x, w)))
+    w, x = Cyclic(jnp.arange(1.0, 5.0)), jnp.sin(jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
+    lifted = typax.lift(f, fallback="error")
+    close(lifted(w, x), f(dense(w), x))
+    loss = lambda f: lambda w, x: jnp.sin(f(w, x)).sum()
+    g = jax.grad(loss(lifted), 1)
+    close(g(w, x), jax.grad(loss(f), 1)(dense(w), x))
+    assert " dense " not in str(jax.make_jaxpr(g)(w, x))
+    close(jax.grad(loss(lifted))(w, x), jax.grad(loss(f))(dense(w), x))

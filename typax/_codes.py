@@ -210,20 +210,68 @@ def _(v: Quantized, w: Quantized, *, dimension_numbers: Any, **params: Any) -> A
 
 
 class _AsMatmul:
-    """Products that spell a matmul run by its implementations, where `dot_general` has none for the operands."""
+    """Products along one axis of each operand run as matmuls, where `dot_general` has no implementation for the operands:
+
+        x · y = x' @ y' = (y'ᵀ @ x'ᵀ)ᵀ        x', y': with the contracted axis last, and next to last
+
+    Values are transposed where no matmul takes them as they are.
+    """
 
     def run_equation(self, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
         x, y = operands
-        (contract, batch) = params["dimension_numbers"]
+        (cx, cy), batch = params["dimension_numbers"]
         n, dtype = len(batch[0]), params.get("preferred_element_type")
         lead = tuple(range(n))
-        spelled = contract == ((x.ndim - 1,), (max(y.ndim - 2, 0),)) and batch == (lead, lead)
-        plain = (x.ndim, y.ndim) == (n + 2, n + 2) if n else y.ndim <= 2
+        plain = all(z.ndim == n + 2 if n else z.ndim <= 2 or not _jax.is_hi(_jax.typeof(z)) for z in operands)
         kept = dtype is None or jnp.result_type(x.dtype, y.dtype) == dtype
         asked = params.get("out_sharding") is not None or params.get("precision") is not None
-        if not (spelled and plain and kept) or asked:
+        if len(cx) != 1 or batch != (lead, lead) or not (plain and kept) or asked:
             return NotImplemented
-        return matmul.run_equation(operands, {}, options)
+        ways = [_Matmul(x, y, n, cx[0], cy[0], False)] * (y.ndim <= n + 2)
+        ways += [_Matmul(y, x, n, cy[0], cx[0], True)] * (x.ndim <= n + 2)
+        last: Any = NotImplemented
+        for way in sorted(ways, key=lambda way: way.moved):
+            out = way.run(options)
+            if out is not NotImplemented and not isinstance(out, _interpret.Declined):
+                return out
+            last = out if last is NotImplemented else last
+        return last
+
+
+class _Matmul:
+    """A product as a matmul of ``a``, of any rank, and ``b``, a vector or a matrix, behind ``n`` batch axes."""
+
+    def __init__(self, a: Any, b: Any, n: int, contract_a: int, contract_b: int, swapped: bool) -> None:
+        self.a, self.b, self.n, self.swapped = a, b, n, swapped
+        kept = [i for i in range(b.ndim) if i != contract_b]
+        self.orders = (
+            (*(i for i in range(a.ndim) if i != contract_a), contract_a),
+            (*kept[:n], contract_b, *kept[n:]),
+        )
+        pairs = zip((a, b), self.orders, strict=True)
+        self.moved = sum(_jax.is_hi(_jax.typeof(z)) and o != tuple(range(z.ndim)) for z, o in pairs)
+        """How many values it transposes."""
+
+    def run(self, options: dict[str, Any]) -> Any:
+        moved: list[Any] = []
+        for z, order in zip((self.a, self.b), self.orders, strict=True):
+            if order != tuple(range(z.ndim)):
+                z = transposed(z, order)
+            if z is NotImplemented or isinstance(z, _interpret.Declined):
+                return z
+            moved.append(z)
+        out = matmul.run_equation(moved, {}, options)
+        if not self.swapped or out is NotImplemented or isinstance(out, _interpret.Declined):
+            return out
+        rest = self.a.ndim - 1  # the kept axes of `a`, batch axes first; those of `b` come before them
+        return transposed(out, (*range(self.n), *range(rest, out.ndim), *range(self.n, rest)))
+
+
+def transposed(x: Any, order: tuple[int, ...]) -> Any:
+    """An array, or a value where an op transposes it."""
+    if not _jax.is_hi(_jax.typeof(x)):
+        return jnp.transpose(x, order)
+    return _interpret.native(lax.transpose_p, [x], {"permutation": order}, {})
 
 
 _interpret.registry[lax.dot_general_p].append(_AsMatmul())

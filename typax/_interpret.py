@@ -230,7 +230,7 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
     return _jax.is_hi(ty) and not _jax.is_hi(aval)
 
 
-def _native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
+def native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
     """What the first op that fits makes of these operands; ``NotImplemented`` or `Declined` if none does."""
     last: Any = NotImplemented
     for op in registry.get(primitive, ()):
@@ -247,7 +247,7 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
     Raises:
       TypeError: if no op fits.
     """
-    out = _native(primitive, operands, params, {})
+    out = native(primitive, operands, params, {})
     if out is not NotImplemented and not isinstance(out, Declined):
         return out
     why = f": {out.why}" if isinstance(out, Declined) else ""
@@ -294,7 +294,7 @@ def _on_values(
     if scales and (along := frozenset().union(*(_known(v, same) for v in eqn.invars))):
         options["along"] = tuple(sorted(along))
     if not (scales and any(h and v.aval.shape != eqn.outvars[0].aval.shape for v, h in zip(eqn.invars, hi, strict=True))):
-        out = _native(eqn.primitive, operands, dict(eqn.params), options)  # else the value itself is repeated
+        out = native(eqn.primitive, operands, dict(eqn.params), options)  # else the value itself is repeated
     if out is not NotImplemented and not isinstance(out, Declined):
         if record is not silent:
             record(event(eqn, types)._replace(path=path))
