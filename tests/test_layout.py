@@ -31,6 +31,7 @@ ORDER = [
     "_moves",
     "_natively",
     "_indexing",
+    "_stacks",
     "_shapes",
     "_arithmetic",
     "_control_flow",

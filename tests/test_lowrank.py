@@ -488,3 +488,19 @@ def test_mistakes():
     close(jax.grad(lambda w: jnp.sum(factors(w)[0]))(VALUES[LowRank]).left, jnp.ones((6, 2)))
     with pytest.raises(TypeError, match=r"Sum: axis 'm' is 6 in base \(float32\[6,5\]\) but 5 in delta \(lr\[5,6\]\)"):
         Sum(jnp.ones((6, 5)), VALUES[LowRank].transpose())
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8), (3, 2, 4, 8)])
+def test_a_sum_whose_base_shares_scales_along_leading_axes(shape):
+    base = jnp.sin(jnp.arange(float(np.prod(shape)))).reshape(shape)
+    w = Sum(quantize(base, axis=tuple(range(len(shape) - 1))), jnp.cos(base), 0.5)
+    want = dense(w.base) + 0.5 * jnp.cos(base)
+    close(dense(w), want)
+    close(jax.jit(dense)(w), want)
+    with pytest.warns(UserWarning, match="exp makes sum"):
+        close(typax.lift(jnp.exp)(w), jnp.exp(want))
+    x = jnp.ones((3, *shape[:-1]))
+    loss = lambda w: jnp.sin(jnp.tensordot(x, w, len(shape) - 1)).sum()
+    got, wanted = jax.grad(typax.lift(loss))(w), jax.grad(loss)(want)
+    close(got.base, wanted)
+    close(got.delta, 0.5 * wanted)

@@ -125,19 +125,19 @@ def test_an_op_on_a_stack_of_values_with_tangents_by_components():
 class Cyclic(Value, name="cyclic"):
     """``w[i, j] = c[j - i mod n]``."""
 
-    c: Float32[Array, "n"]
+    c: Float32[Array, "*batch n"]
 
-    def dense(self) -> Float32[Array, "n n"]:
+    def dense(self) -> Float32[Array, "*batch n n"]:
         return jnp.stack([jnp.roll(self.c, i) for i in range(self.c.size)])
 
 
 @typax.matmul.impl
-def _(x: Float[Array, "*b n"], w: Cyclic):
+def _(x: Float[Array, "*b n"], w: Float[Cyclic, "n n"]):
     return sum(x[..., i, None] * jnp.roll(w.c, i) for i in range(w.c.size))
 
 
 @typax.transpose.impl
-def _(w: Cyclic, *, permutation):
+def _(w: Float[Cyclic, "n n"], *, permutation):
     return Cyclic(jnp.roll(w.c[::-1], 1))
 
 
@@ -160,3 +160,47 @@ def test_a_product_along_either_axis_is_a_matmul_and_its_derivative_too(spec, sh
     close(g(w, x), jax.grad(loss(f), 1)(dense(w), x))
     assert " dense " not in str(jax.make_jaxpr(g)(w, x))
     close(jax.grad(loss(lifted))(w, x), jax.grad(loss(f))(dense(w), x))
+
+
+class Bare(Value, name="bare"):
+    """A type without ops."""
+
+    d: Float32[Array, "n"]
+
+    def dense(self) -> Float32[Array, "n n"]:
+        return jnp.diag(self.d)
+
+
+def test_a_sum_runs_its_parts_by_their_ops_or_refuses():
+    f = lambda w, x: jnp.tanh(x @ w) @ w.T
+    w, x = Cyclic(jnp.arange(1.0, 5.0)), jnp.sin(jnp.arange(8.0).reshape(2, 4))
+    w = typax.Sum(w, typax.outer(jnp.ones((4, 1)), jnp.arange(4.0)[None]), scale=0.5)
+    lifted = typax.lift(f, fallback="error")
+    close(lifted(w, x), f(dense(w), x))
+    close(matmul(x, w), x @ dense(w))
+    loss = lambda f: lambda w, x: jnp.sin(f(w, x)).sum()
+    close(jax.grad(loss(lifted), 1)(w, x), jax.grad(loss(f), 1)(dense(w), x))
+    w = typax.Sum(quantize(jnp.eye(4)), Bare(jnp.arange(4.0)))
+    why = r"no op for (dot_general|matmul|transpose) takes bare\[4,4\], a part of a sum"
+    with pytest.warns(UserWarning, match=why):
+        close(typax.lift(f)(w, x), f(dense(w), x))
+    with pytest.raises(TypeError, match=why):
+        lifted(w, x)
+    with pytest.raises(typax.Refused, match=why):
+        matmul(x, w)
+
+
+def test_entries_of_a_stack_are_read_from_its_components():
+    def f(ws, x, i):
+        x = jax.lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ ws[i]), x @ ws[1] + x @ ws[i])
+        for w in ws:
+            x = x @ w
+        x = sum((x @ part[0] for part in jnp.split(ws, [1])), x)
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, ws[jnp.array([2, 0])])[0]
+
+    ws, x = Cyclic(jnp.sin(jnp.arange(12.0).reshape(3, 4))), jnp.sin(jnp.arange(8.0).reshape(2, 4))
+    lifted = typax.lift(f, fallback="error")
+    close(lifted(ws, x, 2), f(dense(ws), x, 2))
+    close(jax.grad(lambda ws: lifted(ws, x, 2).sum())(ws), jax.grad(lambda ws: f(ws, x, 2).sum())(dense(ws)))
+    with pytest.raises(TypeError, match="entries out of range are filled"):
+        typax.lift(lambda ws, i: jnp.take(ws, i, 0), fallback="error")(ws, 1)

@@ -113,6 +113,7 @@ def outside() -> Iterator[None]:
 
 
 registry: dict[Any, list[Native]] = {}
+by_components: dict[Any, Native] = {}  # set by _stacks: tried where no op fits
 structured: dict[Any, Callable[[Any, Sequence[Any], Record, Modes, Paths], list[Any]]] = {}
 densify: Callable[[Any], Any]  # set by _structural: typax.dense
 for_lift: Callable[..., Any]  # set by _again: an op on arrays in a program that `lift` traces
@@ -233,7 +234,8 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
 def native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
     """What the first op that fits makes of these operands; ``NotImplemented`` or `Declined` if none does."""
     last: Any = NotImplemented
-    for op in registry.get(primitive, ()):
+    last_resort = [by_components[primitive]] if primitive in by_components else []
+    for op in registry.get(primitive, []) + last_resort:
         out = op.run_equation(operands, params, options)
         if out is not NotImplemented and not isinstance(out, Declined):
             return out

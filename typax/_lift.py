@@ -16,6 +16,7 @@ import numpy as np
 from typax import _again as _again  # these register themselves
 from typax import _control as _control
 from typax import _interpret, _jax, _jaxpr
+from typax import _stacks as _stacks
 from typax import _through as _through
 from typax._axes import static_key
 from typax._closures import Held, held

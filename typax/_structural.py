@@ -433,9 +433,20 @@ def over_axes(body: Callable[[Any], Any], n: int) -> Callable[[Any], Any]:
 
 
 def dense_fn(ty: ValueType) -> Callable[..., Any]:
-    """What a value stands for, as a function of its component leaves."""
-    assert ty.decl.dense is not None
-    return over_batch(ty, ty.decl.dense)
+    """What a value stands for, as a function of its component leaves.
+
+    The body of a class that says ``_dense_of_stacks`` takes stacks as they are: its components may share along their axes.
+    """
+    body = ty.decl.dense
+    assert body is not None
+    if not (getattr(ty.decl.cls, "_dense_of_stacks", False) and all(all(m) for m in ty.masks)):
+        return over_batch(ty, body)
+
+    def whole(*leaves: Any) -> Any:
+        with Opened():
+            return body(ty.with_leaves(list(map(_jax.typeof, leaves))).of_leaves(leaves))
+
+    return whole
 
 
 def dense(value: Any) -> Any:

@@ -20,7 +20,7 @@ from typax import _rows as rows
 from typax._codes import dot_general
 from typax._convolutions import ragged_dot_general
 from typax._op import Refused
-from typax._structural import dense
+from typax._structural import dense, pack_open
 from typax._type import ValueType
 from typax._value import Value
 from typax.lowrank import LowRank, outer
@@ -37,6 +37,7 @@ class Sum(Value, name="sum", tangent="componentwise"):
     base: Float[Array, "*batch m n"] | Float[Value, "*batch m n"]
     delta: Float[Array, "*batch m n"] | Float[Value, "*batch m n"]
     scale: float = 1.0
+    _dense_of_stacks = True
 
     def dense(self) -> Float[Array, "*batch m n"]:
         return _add(self, dense(self.base), dense(self.delta))
@@ -46,35 +47,66 @@ def _add(w: Sum, base: Any, delta: Any) -> Any:
     return base + w.scale * delta.astype(base.dtype)
 
 
-def _told(part: Any, activations: Any) -> dict[str, Any]:
+def _part(primitive: Any, *operands: Any, given: Any = None, **params: Any) -> Any:
+    """What is made of a part: by its op, or of the array that it is.  ``given``: keywords for the ops that have them.
+
+    Raises:
+      Refused: if no op can.
+    """
+    operands = tuple(map(pack_open, operands))
+    if not any(map(_jax.is_hi_value, operands)):
+        return primitive.bind(*operands, **params)
+    return _made(primitive.name, operands, _interpret.native(primitive, operands, params, given or {}))
+
+
+def _matmul(x: Any, y: Any, activations: Any) -> Any:
+    x, y = pack_open(x), pack_open(y)
+    if not any(map(_jax.is_hi_value, (x, y))):
+        return x @ y
+    return _made("matmul", (x, y), matmul.run_equation((x, y), {}, _told(activations)))
+
+
+def _made(name: str, operands: Sequence[Any], out: Any) -> Any:
+    if isinstance(out, _interpret.Declined):
+        raise Refused(out.why)
+    if out is NotImplemented:
+        parts = " and ".join(str(t) for t in map(_jax.typeof, operands) if _jax.is_hi(t))
+        raise Refused(f"no op for {name} takes {parts}, a part of a sum")
+    return out
+
+
+def _told(activations: Any) -> dict[str, Any]:
     """How activations meet a part: codes of a quantized one, as they are any other."""
-    quantized = isinstance(part, Quantized | Sum) and activations != "float"
-    return {"activations": activations} if quantized else {}
+    return {} if isinstance(activations, str) and activations == "float" else {"activations": activations}
 
 
 @matmul.impl
 def _(x: Float[Array, "*b m"], w: Float[Sum, "m n"], *, activations: Any = "float") -> Any:
-    return _add(w, *(matmul(x, part, **_told(part, activations)) for part in (w.base, w.delta)))
+    return _both_added(w, lambda part: _matmul(x, part, activations))
 
 
 @matmul.impl
 def _(w: Float[Sum, "m n"], x: Float[Array, "*b n k"] | Float[Array, "n"], *, activations: Any = "float") -> Any:
-    return _add(w, *(matmul(part, x, **_told(part, activations)) for part in (w.base, w.delta)))
+    return _both_added(w, lambda part: _matmul(part, x, activations))
 
 
 @dot_general.impl
 def _(x: Float[Array, "*b"], w: Sum, *, activations: Any = "float", **params: Any) -> Any:
-    return _add(w, *(dot_general(x, part, **params, **_told(part, activations)) for part in (w.base, w.delta)))
+    return _both_added(w, lambda part: _part(lax.dot_general_p, x, part, given=_told(activations), **params))
 
 
 @dot_general.impl
 def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: Any) -> Any:
-    return _add(w, *(dot_general(part, x, **params, **_told(part, activations)) for part in (w.base, w.delta)))
+    return _both_added(w, lambda part: _part(lax.dot_general_p, part, x, given=_told(activations), **params))
 
 
 @ragged_dot_general.impl
 def _(x: Float[Array, "*b"], w: Sum, sizes: Integer[Array, "g"], **params: Any) -> Any:
-    return _add(w, *(ragged_dot_general(x, part, sizes, **params) for part in (w.base, w.delta)))
+    return _both_added(w, lambda part: _part(_jax.ragged_dot_general_p, x, part, sizes, **params))
+
+
+def _both_added(w: Sum, f: Any) -> Any:
+    return _add(w, f(w.base), f(w.delta))
 
 
 # --- programs that add one up: w + c · (a @ b)
@@ -134,7 +166,7 @@ def _summed(w: Sum, base: Any, delta: Any) -> Any:
 
 def _linear(on: Any) -> None:
     def implementation(w: Sum, **params: Any) -> Any:
-        return _both(w, lambda x: on(x, **params))
+        return _both(w, lambda x: _part(on.primitive, x, **params))
 
     on.impl(implementation)
 
@@ -145,7 +177,9 @@ for _op in (rows.transpose, rows.reshape, rows.squeeze, rows.broadcast_in_dim, r
 
 def _in_parts(on: Any) -> None:
     def implementation(w: Sum, **params: Any) -> Any:
-        return [_summed(w, *parts) for parts in zip(on(w.base, **params), on(w.delta, **params), strict=True)]
+        return [
+            _summed(w, *parts) for parts in zip(*(_part(on.primitive, x, **params) for x in (w.base, w.delta)), strict=True)
+        ]
 
     on.impl(implementation)
 
@@ -162,46 +196,46 @@ def _all(f: Any, ws: tuple[Sum, ...]) -> Any:
 
 @rows.concatenate.impl
 def _(*ws: Sum, dimension: Any) -> Any:
-    return _all(lambda *xs: rows.concatenate(*xs, dimension=dimension), ws)
+    return _all(lambda *xs: _part(lax.concatenate_p, *xs, dimension=dimension), ws)
 
 
 @rows.stack.impl
 def _(*ws: Sum, axis: Any) -> Any:
-    return _all(lambda *xs: rows.stack(*xs, axis=axis), ws)
+    return _all(lambda *xs: _part(lax.stack_p, *xs, axis=axis), ws)
 
 
 @rows.select_n.impl
 def _(which: Bool[Array, ""] | Integer[Array, ""], *ws: Sum) -> Any:
-    return _all(lambda *xs: rows.select_n(which, *xs), ws)
+    return _all(lambda *xs: _part(lax.select_n_p, which, *xs), ws)
 
 
 @rows.dynamic_slice.impl
 def _(w: Sum, *starts: Integer[Array, ""], slice_sizes: Any) -> Any:
-    return _both(w, lambda x: rows.dynamic_slice(x, *starts, slice_sizes=slice_sizes))
+    return _both(w, lambda x: _part(lax.dynamic_slice_p, x, *starts, slice_sizes=slice_sizes))
 
 
 @rows.gather.impl
 def _(w: Sum, index: Integer[Array, "*b i"], **params: Any) -> Any:
     if params["fill_value"] is not None and not np.isnan(params["fill_value"]):
         raise Refused("what fills would be added up")
-    return _both(w, lambda x: rows.gather(x, index, **params))
+    return _both(w, lambda x: _part(lax.gather_p, x, index, **params))
 
 
 @rows.convert_element_type.impl
 def _(w: Sum, **params: Any) -> Any:
-    return Sum(rows.convert_element_type(w.base, **params), w.delta, w.scale)  # the dtype is that of the base
+    return Sum(_part(lax.convert_element_type_p, w.base, **params), w.delta, w.scale)  # the dtype is that of the base
 
 
 @rows.mul.impl
 def _(w: Sum, c: Float[Array, "*b"], *, along: Any = None, **params: Any) -> Any:
-    return _both(w, lambda x: rows.mul(x, c, along=along, **params))
+    return _both(w, lambda x: _part(lax.mul_p, x, c, given={"along": along}, **params))
 
 
 @rows.mul.impl
 def _(c: Float[Array, "*b"], w: Sum, *, along: Any = None, **params: Any) -> Any:
-    return _both(w, lambda x: rows.mul(c, x, along=along, **params))
+    return _both(w, lambda x: _part(lax.mul_p, c, x, given={"along": along}, **params))
 
 
 @rows.div.impl
 def _(w: Sum, c: Float[Array, "*b"], *, along: Any = None, **params: Any) -> Any:
-    return _both(w, lambda x: rows.div(x, c, along=along, **params))
+    return _both(w, lambda x: _part(lax.div_p, x, c, given={"along": along}, **params))
