@@ -173,8 +173,8 @@ class Bare(Value, name="bare"):
 
 def test_a_sum_runs_its_parts_by_their_ops_or_refuses():
     f = lambda w, x: jnp.tanh(x @ w) @ w.T
-    w, x = Cyclic(jnp.arange(1.0, 5.0)), jnp.sin(jnp.arange(8.0).reshape(2, 4))
-    w = typax.Sum(w, typax.outer(jnp.ones((4, 1)), jnp.arange(4.0)[None]), scale=0.5)
+    w, x = Cyclic(jnp.arange(1.0, 5.0) / 8), jnp.sin(jnp.arange(8.0).reshape(2, 4))
+    w = typax.Sum(w, typax.outer(jnp.ones((4, 1)), jnp.arange(4.0)[None] / 8), scale=0.5)
     lifted = typax.lift(f, fallback="error")
     close(lifted(w, x), f(dense(w), x))
     close(matmul(x, w), x @ dense(w))
