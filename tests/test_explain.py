@@ -189,3 +189,21 @@ def test_the_modes_are_by_the_first_pattern():
     assert modes.options("layers.0.w") == {"activations": "dynamic"}
     assert modes.options("layers.1.w") == modes.options(None) == {"activations": "bfloat16"}
     assert _interpret.PLAIN.options("x") == {}
+
+
+def test_what_a_function_of_jax_holds_is_where_it_is_called():
+    def two(w):
+        a = jnp.sort(w, axis=0)
+        return a + jnp.sort(w, axis=1) + jnp.tril(w)
+
+    with pytest.warns(UserWarning) as warned:
+        typax.lift(two)(W)
+    first = two.__code__.co_firstlineno + 1
+    assert sorted((w.filename, w.lineno) for w in warned) == [(__file__, first)] + [(__file__, first + 1)] * 2
+    places = typax.explain(lambda x, w: jnp.take(w, jnp.array([0]), axis=0) + x)(X[0, :1], W).lines
+    assert {line.place and line.place[0] for line in places} == {__file__}
+
+
+def test_what_is_no_function_is_not_lifted():
+    with pytest.raises(TypeError, match=r"typax\.lift takes a function, not 3 of type int"):
+        typax.lift(3)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from typax import _interpret, _jax, _jaxpr
-from typax._interpret import Modes, Paths, Record
+from typax._interpret import Event, Modes, Paths, Record
 from typax._op import OpApplication, Refused
 
 
@@ -57,7 +57,11 @@ def _again(app: Any, eqn: Any, operands: list[Any], hi: list[bool], record: Reco
         return _jaxpr.trace(lambda *xs: jax.tree.leaves(op.reference(*app.tree.unflatten(xs), **given)), avals)
 
     program = op.cache.get(("program", app, avals, _interpret.lifting.depth > 0, _jax.trace_key()), make)
-    return _interpret.evaluate(program, operands, record, modes, paths)
+
+    def here(event: Event) -> bool | None:
+        return record(event._replace(place=event.place or _jaxpr.place(eqn)))
+
+    return _interpret.evaluate(program, operands, record if record is _interpret.silent else here, modes, paths)
 
 
 _interpret.again, _interpret.for_lift = _again, _for_lift

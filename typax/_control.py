@@ -249,7 +249,8 @@ def _structured(primitive: Any, plan: MakePlan, run: Run) -> None:
                 record(whole._replace(dense=whole.types[i], why=why, path=None if paths is None else paths[i]))
             times = eqn.params["length"] if primitive is jax.lax.scan_p else 1
             for e in (e for p in chosen.programs for e in p.events):
-                e = e if e.primitive else e._replace(primitive=primitive.name, place=whole.place, scope=whole.scope)
+                e = e if e.primitive else e._replace(primitive=primitive.name, scope=whole.scope)
+                e = e._replace(place=e.place or whole.place)  # a jitted function of JAX has none of the program's frames
                 record(e._replace(times=e.times * times))
         full = [_interpret.densify(x) if i in chosen.dense else x for i, x in enumerate(operands)]
         for i, program in chosen.cut:

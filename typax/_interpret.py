@@ -269,7 +269,8 @@ def _on_arrays(eqn: Any, operands: list[Any], record: Record, modes: Modes) -> l
             return out
     if record is not silent:
         for inner, times in _jaxpr.products(eqn):
-            record(event(inner, tuple(v.aval for v in inner.invars))._replace(plain=True, times=times))
+            e = event(inner, tuple(v.aval for v in inner.invars))
+            record(e._replace(plain=True, times=times, place=e.place or _jaxpr.place(eqn)))
     return _jaxpr.bind_eqn(eqn, operands)
 
 

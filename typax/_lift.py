@@ -94,8 +94,12 @@ def lift[F: Callable[..., Any]](
     and what ``f`` holds its name.
 
     Raises:
-      TypeError: for an argument whose type stands for no single array.
+      TypeError: if ``f`` is no function, or for an argument whose type stands for no single array.
     """
+    if not callable(f):
+        raise TypeError(
+            f"typax.lift takes a function, not {f!r} of type {type(f).__name__}; call it as typax.lift(f)(*args)"
+        )
     wanted: Mapping[str, Any] = fallback if isinstance(fallback, Mapping) else {"*": fallback}
     for mode in wanted.values():
         if mode not in ("error", "announce", "allow"):

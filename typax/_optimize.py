@@ -20,7 +20,7 @@ import numpy as np
 from typax import _jax
 from typax._policies import retract
 from typax._prim import close_all, has_tangent
-from typax._structural import by_components, dense, moving, open_tangent, operands
+from typax._structural import by_components, dense, is_value, moving, open_tangent, operands
 
 keystr = jax.tree_util.keystr
 
@@ -30,12 +30,13 @@ def tangent_zeros(tree: Any) -> Any:
 
     With dense tangents these are arrays of the shape that the value stands for, on which an optimizer can start,
     ``tx.init(typax.tangent_zeros(params))``.  What has no tangents (integers, values of a class with ``tangent="none"``) has
-    zeros of dtype float0, as its gradient.
+    zeros of dtype float0, as its gradient.  A leaf that is neither an array nor a value, such as a function, is returned
+    as it is.
 
     Raises:
-      TypeError: for a leaf that is neither an array nor a value, or whose tangent type has no zero.
+      TypeError: for a leaf whose tangent type has no zero.
     """
-    return jax.tree.map(_zero, tree)
+    return jax.tree.map(lambda x: _zero(x) if is_value(x) else x, tree)
 
 
 def _zero(x: Any) -> Any:

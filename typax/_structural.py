@@ -452,8 +452,9 @@ def dense_fn(ty: ValueType) -> Callable[..., Any]:
 def dense(value: Any) -> Any:
     """The array that a value stands for; of a record, the pytree of what its components stand for; of a tree, one of these.
 
-    An array is returned as it is.  Differentiating goes through as if it were the identity: the tangent of a value with
-    dense tangents *is* the tangent of this array.
+    An array is returned as it is, and so is a leaf of a tree that is no value: a function, a string.
+    Differentiating goes through as if it were the identity: the tangent of a value with dense tangents *is* the tangent of
+    this array.
 
     Raises:
       TypeError: if ``value`` is neither an array nor a value of a declared type, or if the body of `dense` gives
@@ -475,7 +476,7 @@ def _find_dense(_: Any, operands: tuple[Any, ...]) -> Any:
     except TypeError:
         if jax.tree_util.all_leaves([value]):
             raise
-        return lambda: jax.tree.map(dense, value)
+        return lambda: jax.tree.map(lambda x: dense(x) if is_value(x) else x, value)
     if not isinstance(ty, ValueType):
         if _jax.is_hi(ty):
             raise TypeError(
