@@ -33,7 +33,7 @@ class Case:
         laws = importlib.import_module("typax.laws")
         with laws.settled():
             cell = laws.check_cell(self.law, self.subject, self.max_examples)
-        if cell.status == "fail":
+        if cell.status in ("fail", "no example"):
             raise laws.Broken(f"{cell.law} of {cell.subject}: {cell.why}\n{self.law.statement}\nexample: {cell.example}")
         if cell.status == "not applicable":
             pytest.skip(f"{cell.law} of {cell.subject}: {cell.why}")

@@ -269,15 +269,24 @@ def main() -> int:
     found, broken = [], 0
     for s in subjects():
         found += cells(s)
-        print(s.name, [f"{c.law}: {c.why}" for c in found if c.subject == s.name and c.status == "fail"] or "", flush=True)
+        print(
+            s.name,
+            [f"{c.law}: {c.why}" for c in found if c.subject == s.name and c.status in ("fail", "no example")] or "",
+            flush=True,
+        )
     for name, s in _gallery.subjects():
         said = cells(s)
-        print(f"gallery/{name}.py", s.name, [f"{c.law}: {c.why}" for c in said if c.status == "fail"] or "", flush=True)
-        broken += sum(c.status == "fail" for c in said)
+        print(
+            f"gallery/{name}.py",
+            s.name,
+            [f"{c.law}: {c.why}" for c in said if c.status in ("fail", "no example")] or "",
+            flush=True,
+        )
+        broken += sum(c.status in ("fail", "no example") for c in said)
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table(found)}\n{END}{rest.partition(END)[2]}")
-    return broken + sum(c.status == "fail" for c in found)
+    return broken + sum(c.status in ("fail", "no example") for c in found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     typax check types.py --json
 
 A matrix of laws and subjects is printed, with reasons.  Exit status: 0 if no law is broken, 1 if one is, 2 if the target
-cannot be read or nothing of it could be checked.
+cannot be read, nothing of it could be checked, or examples cannot be made.
 """
 
 import importlib
@@ -26,7 +26,7 @@ import rich.table
 from typax import laws
 from typax._op import Op, by_name
 
-_MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "not applicable": "[dim]-[/]"}
+_MARK = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "no example": "[red]?[/]", "not applicable": "[dim]-[/]"}
 
 
 @click.command()

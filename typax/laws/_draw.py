@@ -25,6 +25,7 @@ from hypothesis.errors import UnsatisfiedAssumption
 from typax import _axes, _jax
 from typax._axes import Axis
 from typax._declaration import MISSING
+from typax._op import Refused
 from typax._type import dense_type, typing_tree
 from typax._value import Value
 from typax.laws._calls import reference
@@ -113,14 +114,19 @@ def calls_of(draw: Any, op: Any, impl: Any, o: _Options, narrow: Mapping[str, An
             continue
         if _fits(call):
             return call
-    drawn = []
+    drawn, failed = [], None
     for alike in range(3):  # where sizes that differ do not fit, as of a matrix that is to be square
         try:
             drawn.append(_draw_call(draw, op, impl, o._replace(alike=alike), narrow, owner))
         except UnsatisfiedAssumption:
             continue
+        except Unmade as e:
+            failed = failed or e
+            continue
         if _fits(drawn[-1]):
             return drawn[-1]
+    if failed is not None and not drawn:
+        raise failed
     return drawn[0] if drawn and op.reference is None else reject()
 
 
@@ -422,14 +428,43 @@ def _draw_as(
     return made
 
 
+class Unmade(Exception):
+    """An op that is to make values of a class makes none of an array of this shape."""
+
+
 def _made(draw: Any, cls: Any, maker: Any, o: _Options, shape: Any, batch: Any, count: int) -> list[Any]:
     """Values that an op makes of arrays: a class whose components do not go with each other as they like."""
-    stands_for = cls._declaration.stands_for
-    if shape is None:
-        lead = _batch(draw, o) if batch is None else batch
-        shape = (*lead, *(d.size if d.size is not None else _size(draw, o, k) for k, d in enumerate(stands_for.axes.dims)))
-    dtype = _dtype(draw, o, stands_for.dtypes, {})
-    made = [maker(_array(draw, o._replace(nth=nth), tuple(shape), dtype)) for nth in range(count)]
+    if shape is not None:
+        return _made_of(draw, cls, maker, o, tuple(shape), count)
+    failed = None
+    for alike in (o.alike, 1):  # where sizes that differ do not fit, as of a matrix that is to be square
+        at = o._replace(alike=alike)
+        lead = _batch(draw, at) if batch is None else batch
+        sizes: dict[str, int] = {}
+        own = []
+        for d in cls._declaration.stands_for.axes.dims:
+            size = d.size if d.size is not None else sizes.get(d.name) or _size(draw, at, len(own))
+            own.append(size if d.name is None else sizes.setdefault(d.name, size))
+        try:
+            return _made_of(draw, cls, maker, at, (*lead, *own), count)
+        except Unmade as e:
+            failed = failed or e
+    assert failed is not None
+    raise failed
+
+
+def _made_of(draw: Any, cls: Any, maker: Any, o: _Options, shape: tuple[int, ...], count: int) -> list[Any]:
+    dtype = _dtype(draw, o, cls._declaration.stands_for.dtypes, {})
+    arrays = [_array(draw, o._replace(nth=nth), shape, dtype) for nth in range(count)]
+    try:
+        made = [maker(x) for x in arrays]
+    except Refused:
+        return reject()
+    except Exception as e:  # of any kind: it is the user's op
+        name = getattr(maker, "name", None) or getattr(maker, "__name__", str(maker))
+        told = f"{name}, which is to make values of {cls.__name__}, makes none of {_jax.typeof(arrays[0])}"
+        why = f"{type(e).__name__}: {' '.join(str(e).split())}"
+        raise Unmade(f"{told}: {why}; give another op, or values: examples={{{cls.__name__}: [...]}}") from e
     if not isinstance(made[0], cls):
         raise NotApplicable(f"{maker} makes no {cls.__name__}")
     return made

@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 
 class Broken(AssertionError):
-    """A law does not hold; the message is one sentence."""
+    """A law does not hold; the message is one sentence, ``cause`` the place in one's code that raises, if one does."""
+
+    cause: str = ""
 
 
 class NotApplicable(Exception):

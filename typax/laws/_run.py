@@ -9,8 +9,11 @@ empty     sizes of 0
 any       ``max_examples`` more
 """
 
+import os
 import re
+import sys
 import time
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,14 +41,17 @@ class Cell:
     """What one law says of one subject.
 
     ``status``, with the sentence ``why`` unless it is a pass, the ``example`` that breaks it, and the ``seconds`` it took.
+    ``"no example"``: what is to make examples fails.  Cells of one ``cause`` (the place in one's code that raises) are told
+    once.
     """
 
     law: str
     subject: str
-    status: Literal["pass", "fail", "not applicable"]
+    status: Literal["pass", "fail", "no example", "not applicable"]
     why: str = ""
     example: str = ""
     seconds: float = 0.0
+    cause: str = ""
 
 
 @dataclass
@@ -60,14 +66,17 @@ class Result:
     @property
     def ok(self) -> bool:
         alive = {c.subject for c in self.cells if c.status == "pass"}
-        return bool(self.cells) and not self.failures and alive == {c.subject for c in self.cells}
+        made = all(c.status != "no example" for c in self.cells)
+        return bool(self.cells) and made and not self.failures and alive == {c.subject for c in self.cells}
 
     @property
     def failures(self) -> list[Cell]:
         return [c for c in self.cells if c.status == "fail"]
 
     def raise_if_broken(self) -> None:
-        """Raise `Broken`, with all that is broken, unless `ok`."""
+        """Raise `Broken`, with all that is broken or has no examples; without such nothing is raised."""
+        if unmade := [c for c in self.cells if c.status == "no example"]:
+            raise Broken("\n".join(dict.fromkeys(c.why for c in unmade)))
         if self.failures:
             raise Broken("\n".join(f"{c.law} of {c.subject}: {c.why} (example: {c.example})" for c in self.failures))
 
@@ -79,7 +88,7 @@ class Result:
         subjects = list(dict.fromkeys(c.subject for c in self.cells))
         by = {(c.law, c.subject): c for c in self.cells}
         laws = list(dict.fromkeys(c.law for c in self.cells))
-        mark = {"pass": "pass", "fail": "FAIL", "not applicable": "-"}
+        mark = {"pass": "pass", "fail": "FAIL", "no example": "?", "not applicable": "-"}
         rows = [["law", *subjects]]
         rows += [[n, *(mark[by[n, s].status] if (n, s) in by else "" for s in subjects)] for n in laws]
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
@@ -90,11 +99,19 @@ class Result:
     def reasons(self) -> list[str]:
         """A line for each broken law, and for why laws have nothing to say."""
         lines = []
-        causes: dict[tuple[str, str], list[Cell]] = {}  # one cause breaks many laws
-        for c in self.failures:
-            causes.setdefault((c.subject, c.why), []).append(c)
-        for (s, why), cells in causes.items():
-            lines += ["", f"FAIL {', '.join(c.law for c in cells)} of {s}: {why}", f"     example: {cells[0].example}"]
+        causes: dict[Any, list[Cell]] = {}  # one cause breaks many laws
+        for c in self.cells:
+            if c.status in ("fail", "no example"):
+                causes.setdefault((c.status, c.cause or (c.subject, c.why)), []).append(c)
+        for (status, _), cells in causes.items():
+            by: dict[str, list[str]] = {}
+            for c in cells:
+                by.setdefault(c.subject, []).append(c.law)
+            if status == "no example":
+                lines += ["", f"?    no example of {', '.join(by)}: {cells[0].why}"]
+                continue
+            told = "; ".join(f"{', '.join(names)} of {s}" for s, names in by.items())
+            lines += ["", f"FAIL {told}: {cells[0].why}", f"     example: {cells[0].example}"]
         skipped = [c for c in self.cells if c.status == "not applicable"]
         reasons = dict.fromkeys((c.subject, c.why) for c in skipped)
         lines += [""] if reasons else []
@@ -110,7 +127,7 @@ def check_cell(law: Law, subject: Subject, max_examples: int = 2, profiles: Sequ
     """Check one law on one subject, with examples of these kinds."""
     start = time.perf_counter()
     run = _Run(law, subject)
-    status, why, example = "not applicable", "", ""
+    status, why, example, cause = "not applicable", "", "", ""
     try:
         if subject.given is not None:
             for x in subject.given:
@@ -119,15 +136,17 @@ def check_cell(law: Law, subject: Subject, max_examples: int = 2, profiles: Sequ
             for profile in profiles:
                 run.drawn(profile, max_examples)
     except Broken as e:
-        status, why, example = "fail", str(e), run.last
+        status, why, example, cause = "fail", str(e), run.last, getattr(e, "cause", "")
+    except _draw.Unmade as e:
+        status, why, cause = "no example", f"an example cannot be made: {e}", str(e).split(" makes none of ")[0]
     except Exception as e:  # of what the user gave to make examples
-        status, why = "fail", f"an example cannot be made: {type(e).__name__}: {one_line(e)}"
+        status, why = "no example", f"an example cannot be made: {type(e).__name__}: {one_line(e)}"
     else:
         if run.held:
             status = "pass"
         else:
             why = run.reason or "no example fits"
-    return Cell(law.name, subject.name, status, why, example, time.perf_counter() - start)
+    return Cell(law.name, subject.name, status, why, example, time.perf_counter() - start, cause)
 
 
 class _Run:
@@ -146,7 +165,9 @@ class _Run:
             self.broken = self.broken or (len(self.seen) if self.seen[shown] is not None else 0)
         if (e := self.seen[shown]) is not None:
             self.last = shown
-            raise Broken(f"{e}{self._advice(example)}")
+            told = Broken(f"{e}{self._advice(example)}")
+            told.cause = e.cause
+            raise told
 
     def _advice(self, example: Any) -> str:
         """What to do where components that were drawn one by one may not fit each other."""
@@ -167,7 +188,7 @@ class _Run:
         except HypothesisException:
             raise
         except Exception as e:
-            return Broken(f"it raises {type(e).__name__}: {one_line(e)}")
+            return _raised(e, example)
         else:
             self.held += 1
         return None
@@ -197,6 +218,32 @@ class _Run:
         except Unsatisfiable:
             self.subject.without.add(o)
             self.reason = self.reason or "no example that fits the declaration was found; give some: examples=..."
+
+
+_OURS = {"typax", "jax", "jaxlib", "numpy", "hypothesis", *sys.stdlib_module_names}
+
+
+def _raised(e: Exception, example: Any) -> Broken:
+    """What an exception says, where in one's own code it is raised, and what to do if that is known."""
+    told, frames = f"it raises {type(e).__name__}: {one_line(e)}", list(traceback.walk_tb(e.__traceback__))
+    own = [(f, line) for f, line in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _OURS]
+    if not own:
+        return Broken(told)
+    frame, line = own[-1]
+    place = f"{os.path.basename(frame.f_code.co_filename)}:{line} ({frame.f_code.co_name})"
+    if type(e).__name__ == "TypePromotionError":
+        told += ": laws run under strict promotion of dtypes, so that none widens by accident: write the cast, x.astype(...)"
+    else:
+        tys = jax.tree.leaves(types(example.value if isinstance(example, Values) else example.args))
+        decls = [t.decl for t in tys if isinstance(t, ValueType)]
+        codes = {getattr(d.dense, "__code__", None): d for d in decls}
+        inside = next((codes[f.f_code] for f, _ in own if f.f_code in codes), None)
+        if inside is not None and any(c.axes and c.axes.variadic for c in inside.components):
+            axes = [(c.name, " ".join(d.text for d in c.axes.dims) or "no axis") for c in inside.components if c.axes]
+            told += f": dense sees one value, without batch axes: {', '.join(f'{n} has {a}' for n, a in axes)}"
+    broken = Broken(f"{told}, at {place}")
+    broken.cause = f"{type(e).__name__} at {frame.f_code.co_filename}:{line}"
+    return broken
 
 
 def one_line(e: BaseException) -> str:
