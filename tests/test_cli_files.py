@@ -71,7 +71,7 @@ def test_from_a_plain_file_to_a_quantized_one_and_back(files):
     assert "1 q8, 1 float32" in text or "1 float32, 1 q8" in text
     told = json.loads(run("inspect", source, "--json").stdout)
     assert told["metadata"] == {"format": "pt"} and len(told["leaves"]) == 4
-    assert "1 leaves" in run("inspect", source, "--only", "head").stdout
+    assert "1 leaf, " in run("inspect", source, "--only", "head").stdout
 
 
 def test_a_typed_tree_keeps_its_structure(tmp_path):
@@ -102,18 +102,64 @@ def test_mistakes_are_one_line(files, tmp_path):
         (("inspect", folder / "nothing"), "No such file"),
         (("inspect", folder / "bad"), "is no safetensors file"),
         (("inspect", "x.pt"), "is a pickle"),
-        (("quantize", source, folder / "q", "--recipe", "int99"), "no format is called 'int99'"),
         (("quantize", source, folder / "q", "--recipe", folder / "no.toml"), "no.toml is no TOML: "),
         (("quantize", source, folder / "q", "--recipe", folder / "odd.toml"), "odd.toml, rule 1: group is 'x', neither"),
         (("quantize", source, folder / "no" / "q"), "its folder does not exist"),
     ]:
         result = run(*args, code=1)
         assert result.stderr.startswith("Error: ") and match in result.stderr and len(result.stderr.splitlines()) == 1
+    (folder / "none.toml").write_text("[[rule]]\npaths = 'x'\nformat = 'int4'")
+    result = run("quantize", source, folder / "q", "--recipe", folder / "none.toml", code=1)
+    assert "none.toml matches a path of" in result.stderr and not (folder / "q").exists()
+    assert "matched nothing" in run("quantize", source, folder / "q", "--recipe", folder / "none.toml", "--dry-run").stdout
+    for args, match in [
+        (("quantize", source, folder / "q", "--recipe", "int99"), "no format is called 'int99'"),
+        (("quantize", source, folder / "q.PT"), "let it end with .safetensors, not .PT"),
+        (("convert", source, folder / "q.npz"), "let it end with .safetensors, not .npz"),
+        (("quantize", source, folder / "q.bin", "--shard-bytes", 9), "let it end with .safetensors, not .bin"),
+        (("quantize", source, folder, "--force"), "give --shard-bytes"),
+    ]:
+        assert match in " ".join(run(*args, code=2).stderr.split())
     assert "Usage" in run("quantize", source, code=2).stderr
     assert "'float7' is not one of" in run("convert", source, folder / "q", "--dense", "float7", code=2).stderr
     typax.io.save(tmp_path / "other", {"ids": jnp.ones(4), "enc": 1})
     result = run("compare", source, tmp_path / "other", code=1)
     assert "enc.0.weight is only in" in result.stderr and "ids has the shape [3]" in result.stderr
+
+
+def test_names_do_not_reach_the_terminal_as_they_are(tmp_path):
+    odd = {"red\x1b[31m": jnp.ones((2, 4)), "two\nlines": jnp.ones(3), "": jnp.ones((4, 4)), "[bold]m[/bold]": jnp.ones(2)}
+    typax.io.save(tmp_path / "a", odd | {"text\x07": "\x1b[2J"})
+    typax.io.save(tmp_path / "b", {"red\x1b[31m": jnp.ones((2, 5))})
+    typax.io.save(tmp_path / "c", {"q\x1b[31m": typax.quantize(jnp.ones((2, 4)))})
+    a, b, c, g = (tmp_path / name for name in ("a", "b", "c", "g.gguf"))
+    shown = {"red\\x1b[31m", "two\\nlines", "''", "[bold]m[/bold]"}
+    for args, code in [
+        (("inspect", a), 0),
+        (("inspect", a, "--depth", 2), 0),
+        (("quantize", a, tmp_path / "q"), 0),
+        (("compare", a, a), 0),
+        (("compare", a, b), 1),
+    ]:
+        result = run(*args, code=code)
+        assert not set("\x1b\x07\r") & set(result.output)
+        assert shown <= {line.split()[0] for line in result.output.splitlines()}
+    assert "text\\x07" in run("convert", a, g, "--architecture", "x").stderr
+    assert "q\\x1b[31m is q8" in run("convert", c, g, "--architecture", "x", "-f", code=1).stderr
+    assert list(typax.io.load(a, only="[bold]m[/bold]")) == ["[bold]m[/bold]"]
+
+
+def test_a_folder_without_a_safetensors_file_says_what_it_has(tmp_path):
+    for name, match in [
+        (".x", "has no safetensors file\n"),
+        ("m.gguf", "but m.gguf, which is to"),
+        ("a.bin", "but a.bin, which is a pi"),
+    ]:
+        (tmp_path / name).write_bytes(b"")
+        assert match in run("inspect", tmp_path, code=1).stderr
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    assert "has several, one.safetensors and two.safetensors, and no model" in run("inspect", tmp_path, code=1).stderr
 
 
 def test_help_of_every_command():
@@ -277,7 +323,7 @@ def test_a_picture_and_its_absence(files, monkeypatch):
     pytest.importorskip("matplotlib")
     run("compare", folder, folder / "q", "--plot", folder / "p.png")
     assert (folder / "p.png").read_bytes()[:4] == b"\x89PNG"
-    assert "p.nothing" in run("compare", folder, folder / "q", "--plot", folder / "p.nothing", code=1).stderr
+    assert "p.nothing" in run("compare", folder, folder / "q", "--plot", folder / "p.nothing", code=2).stderr
 
 
 @pytest.mark.slow

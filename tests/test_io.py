@@ -413,7 +413,7 @@ def test_files_that_are_none(tmp_path):
         load(_file(tmp_path, {}, length=2**20))
     with pytest.raises(FileError, match="nowhere: No such file"):
         load(tmp_path / "nowhere")
-    with pytest.raises(FileError, match=r"has neither model\.safetensors\.index\.json nor .* but none"):
+    with pytest.raises(FileError, match="has no safetensors file"):
         load(tmp_path / "folder")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="pipe: is no ordinary file"):

@@ -12,5 +12,12 @@ def dotted(keys: Any) -> str:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern, in which ``*`` stands for anything, is one of a path or of something that it is in."""
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}.*")
+    """Whether a pattern, in which ``*`` stands for anything, is one of a path or of something that it is in.
+
+    A name that has ``[``, ``*`` or ``?`` in it is also a pattern of itself.
+    """
+    return (
+        f"{path}.".startswith(f"{pattern}.")
+        or fnmatch.fnmatchcase(path, pattern)
+        or fnmatch.fnmatchcase(path, f"{pattern}.*")
+    )

@@ -14,7 +14,6 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from typax.io._disk import shown
 from typax.io._save import INDEX
 from typax.io._tree import Leaf
 
@@ -28,28 +27,59 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             raise SystemExit(130) from None
+        except click.ClickException as e:
+            e.message = printable(e.message)
+            raise
         except BrokenPipeError:
             raise  # by click, without a word
         except OSError as e:
-            raise click.ClickException(f"{shown(e.filename)}: {e.strerror}" if e.filename else str(e)) from None
+            raise click.ClickException(printable(f"{e.filename}: {e.strerror}" if e.filename else e)) from None
         except (ValueError, TypeError, ImportError, NotImplementedError, OverflowError) as e:
-            raise click.ClickException(" ".join(str(e).split("\n"))) from None
+            raise click.ClickException(printable(" ".join(str(e).split("\n")))) from None
         except MemoryError:
             raise click.ClickException("there is not enough memory") from None
+
+
+def printable(text: Any) -> str:
+    """A text of one line, in which what would move a terminal's cursor, or change its colours, is written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def named(path: str) -> str:
+    """The name of a tensor, as it is printed."""
+    return printable(path) or "''"
 
 
 FORCE = click.option("-f", "--force", is_flag=True, help="Overwrite what is there.")
 
 
 def may_write(target: Path, force: bool) -> None:
-    """Raise unless a file, or a checkpoint in a folder, may be written there."""
+    """Raise unless a file, or a checkpoint in a folder, may be written there, if what is there is to be overwritten."""
     taken = (target / INDEX).exists() if target.is_dir() else target.exists()
     if taken and not force:
-        raise click.ClickException(f"{shown(target)} is there already: give --force to overwrite it")
+        raise click.ClickException(f"{target} is there already: give --force to overwrite it")
+
+
+OTHERS = (
+    ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".onnx", ".pb", ".tflite",
+    ".json", ".toml", ".yaml", ".txt", ".py", ".zip", ".tar", ".gz",
+)  # fmt: skip
+"""Names' ends that tell of another kind of file than safetensors."""
+
+
+def may_be_safetensors(target: Path, shard_bytes: int | None) -> None:
+    """Raise unless the name is one for a safetensors file, or for a folder of several."""
+    if target.suffix.lower() in OTHERS:
+        raise click.UsageError(f"{target} would be a safetensors file: let it end with .safetensors, not {target.suffix}")
+    if shard_bytes is None and target.is_dir():
+        raise click.UsageError(
+            f"{target} is a folder, and one file is written: name it, or give --shard-bytes to write files into the folder"
+        )
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """A table on a terminal, columns with spaces between in a pipe."""
+    rows = [[printable(c) for c in row] for row in rows]
     if sys.stdout.isatty():
         drawn = rich.table.Table(box=rich.box.SIMPLE)
         for i, h in enumerate(headings):
@@ -80,7 +110,7 @@ def progress(total: int, doing: str) -> Iterator[Any]:
         task = bar.add_task(doing, total=total)
 
         def done(what: str, n: int) -> None:
-            bar.update(task, description=rich.markup.escape(what), advance=n)
+            bar.update(task, description=rich.markup.escape(named(what)), advance=n)
 
         yield done
 

@@ -12,7 +12,7 @@ import numpy as np
 from typax._describe import show
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import FORCE, may_write, progress, table, taken
+from typax.cli._common import FORCE, may_write, named, printable, progress, table, taken
 from typax.io import _open
 from typax.io._disk import replacing
 from typax.io._save import chooser
@@ -42,14 +42,14 @@ def compare(
     left, right = ({p: x for p, x in ck.leaves().items() if chosen(p)} for ck in (one, two))
     if only and not (left or right):
         raise click.ClickException(f"no path is chosen by {', '.join(only)}")
-    wrong = [f"{p} is only in {a}" for p in left if p not in right]
-    wrong += [f"{p} is only in {b}" for p in right if p not in left]
+    wrong = [f"{named(p)} is only in {a}" for p in left if p not in right]
+    wrong += [f"{named(p)} is only in {b}" for p in right if p not in left]
     rows, both = [], [p for p in left if p in right]
     with progress(sum(_bytes(left[p]) for p in both), "comparing") as done:
         for p in both:
             x, y = left[p], right[p]
             if why := _unlike(x, y, a, b):
-                wrong.append(f"{p} {why}")
+                wrong.append(f"{named(p)} {why}")
             elif isinstance(x, Leaf):
                 rows.append({"path": p, **errors(_array(one, x), _array(two, y))})
             done(p, _bytes(x))
@@ -60,10 +60,12 @@ def compare(
         click.echo(json.dumps({"rows": [_finite(r) for r in rows], "unlike": wrong}, indent=1))
     elif rows:
         worst_first = rows[:worst] if worst else rows
-        cells = [(r["path"], *(f"{r[k]:.3g}" for k in ("max", "rms", "relative")), f"{r['sqnr']:.1f}") for r in worst_first]
+        cells = [
+            (named(r["path"]), *(f"{r[k]:.3g}" for k in ("max", "rms", "relative")), f"{r['sqnr']:.1f}") for r in worst_first
+        ]
         table(("path", "max error", "rms error", "rms of A's", "SQNR dB"), cells, right=(1, 2, 3, 4))
     for line in wrong:
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)
     if not rows and not wrong:
         click.echo("there is nothing to compare", err=True)
     if wrong or not rows:
@@ -141,12 +143,12 @@ def picture(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         raise click.ClickException("--plot needs matplotlib: pip install 'typax[plot]'") from None
     finite = [r for r in rows if math.isfinite(r["sqnr"])][:60]
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.22 * max(1, len(finite))), layout="constrained")
-    axes.barh([r["path"] for r in reversed(finite)], [r["sqnr"] for r in reversed(finite)])
+    axes.barh([named(r["path"]) for r in reversed(finite)], [r["sqnr"] for r in reversed(finite)])
     axes.set_xlabel("SQNR, dB")
     axes.set_title(title)
     kind = path.suffix.removeprefix(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
-        raise click.ClickException(f"{path}: pictures are not written as {kind}: let it end with .png, .svg or .pdf")
+        raise click.UsageError(f"{path}: pictures are not written as {kind}: let it end with .png, .svg or .pdf")
     with replacing(path) as file:
         figure.savefig(file, format=kind)
     pyplot.close(figure)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 from click.shell_completion import CompletionItem
 
 from typax._describe import show
-from typax._recipe import quantize_tree, quantizer
+from typax._recipe import quantize_tree, quantizer, rules_of
 from typax._rows import concatenate
 from typax._structural import dense
 from typax._type import ValueType
-from typax.cli._common import FORCE, PART, may_write, progress, size, table, taken
+from typax.cli._common import FORCE, PART, may_be_safetensors, may_write, named, printable, progress, size, table, taken
 from typax.io import _open
 from typax.io._save import chooser, save_leaves
 from typax.io._tree import Leaf
@@ -46,9 +47,9 @@ def inspect(file: Path, depth: int | None, only: tuple[str, ...], as_json: bool)
     total, numbers = sum(r["bytes"] for r in rows), sum(r["numbers"] for r in rows)
     if depth is not None:
         rows = _summed(rows, depth)
-    cells = [(r["path"], r["type"], f"{r['numbers']:,}", size(r["bytes"]), _bits(r)) for r in rows]
+    cells = [(named(r["path"]), r["type"], f"{r['numbers']:,}", size(r["bytes"]), _bits(r)) for r in rows]
     table(("path", "type", "numbers", "bytes", "bits each"), cells, right=(2, 3, 4))
-    click.echo(f"{len(leaves)} leaves, {numbers:,} numbers, {size(total)}")
+    click.echo(f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {numbers:,} numbers, {size(total)}")
 
 
 def _row(path: str, x: Any) -> dict[str, Any]:
@@ -95,17 +96,27 @@ def quantize(
 ) -> None:
     """Quantize a checkpoint by a recipe.
 
-    IN is a safetensors or GGUF file or a folder of Hugging Face's layout; OUT becomes a safetensors file. Memory holds about
-    one tensor and its result.
+    IN is a safetensors or GGUF file or a folder of Hugging Face's layout. OUT becomes one safetensors file, whatever IN is;
+    with --shard-bytes, a folder of several and their index. Memory holds about one tensor and its result.
     """
-    if target.suffix == ".gguf":
+    if target.suffix.lower() == ".gguf":
         raise click.UsageError("quantize writes safetensors files: for GGUF there is convert --blocks")
+    try:
+        rules_of(recipe)
+    except ValueError as e:
+        raise (click.ClickException if recipe.endswith(".toml") else click.UsageError)(str(e)) from None
     if not dry_run:
+        may_be_safetensors(target, shard_bytes)
         may_write(target, force)
     ck = _open.open_checkpoint(source)
     leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
     types = {p: _array_type(x.type) if again and _stands_for_floats(x.type) else x.type for p, x in leaves.items()}
     planned, report = quantize_tree(types, recipe)
+    if report.leaves and all(t.rule is None for t in report.leaves) and not dry_run:
+        some = ", ".join(named(t.path) for t in report.leaves[:5])
+        raise click.ClickException(
+            f"no rule of {recipe} matches a path of {source}, which has {some}, …: nothing is written"
+        )
     treat, one = {t.path for t in report.changed}, quantizer(recipe, types)
 
     def make(path: str, x: Any) -> Any:
@@ -117,7 +128,7 @@ def quantize(
         rows = [t.__dict__ for t in report.leaves]
         click.echo(json.dumps({"leaves": rows, "unmatched": report.unmatched}, indent=1))
     else:
-        click.echo(str(report))
+        click.echo(str(replace(report, leaves=tuple(replace(t, path=named(t.path)) for t in report.leaves))))
 
 
 def _stands_for_floats(ty: Any) -> bool:
@@ -166,12 +177,16 @@ def convert(
     """Write a checkpoint as a safetensors file, with the same types and bits, or dense; as GGUF if OUT ends with .gguf.
 
     IN is a safetensors or GGUF file or a folder of Hugging Face's layout. A GGUF file holds arrays and blocks of ggml: give
-    --dense or --blocks for other values. Memory holds about one tensor and its result.
+    --dense or --blocks for other values. With --shard-bytes, OUT is a folder of safetensors files and their index. Memory
+    holds about one tensor and its result.
     """
-    if target.suffix != ".gguf" and (blocks or architecture):
+    gguf = target.suffix.lower() == ".gguf"
+    if not gguf and (blocks or architecture):
         raise click.UsageError("--blocks and --architecture are for GGUF files: let OUT end with .gguf")
-    if target.suffix == ".gguf" and shard_bytes:
+    if gguf and shard_bytes:
         raise click.UsageError("a GGUF file is one file: --shard-bytes is for safetensors")
+    if not gguf:
+        may_be_safetensors(target, shard_bytes)
     may_write(target, force)
     ck = _open.open_checkpoint(source)
     to = jnp.dtype(dtype) if dtype not in (None, "same") else None
@@ -181,11 +196,11 @@ def convert(
         return jax.ShapeDtypeStruct(x.type.shape, to or x.type.dtype) if dtype is not None and floats else x.type
 
     made = lambda _, x: _dense(x, to) if dtype is not None else x
-    if target.suffix == ".gguf":
+    if gguf:
         n = _write_gguf(ck, target, types, made, blocks, architecture)
     else:
         n = _write(ck, target, types, made, shard_bytes)
-    click.echo(json.dumps({"file": str(target), "bytes": n}) if as_json else f"{target}: {size(n)}")
+    click.echo(json.dumps({"file": str(target), "bytes": n}) if as_json else printable(f"{target}: {size(n)}"))
 
 
 def _write_gguf(
@@ -200,7 +215,7 @@ def _write_gguf(
         raise click.UsageError("a GGUF file says what model it holds: give --architecture")
     leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
     if left := [p for p, x in ck.leaves().items() if x is not None and p not in leaves]:
-        click.echo(f"left out, since GGUF holds arrays: {', '.join(left)}", err=True)
+        click.echo(f"left out, since GGUF holds arrays: {', '.join(map(named, left))}", err=True)
     planned = {p: types(p, x) for p, x in leaves.items()}
     if blocks:
         planned = {p: _in_blocks(ty, blocks) for p, ty in planned.items()}

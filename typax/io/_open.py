@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from typax.io._disk import fail, opened
+from typax.io._save import PICKLE, PICKLES
 from typax.io.gguf import GgufCheckpoint
 from typax.io.hf import checkpoint
 
@@ -15,9 +16,9 @@ def open_checkpoint(path: Any) -> Any:
       FileError: if there is none.
     """
     path = Path(path)
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"):
-        fail(path, "is a pickle, which could run anything: convert it to safetensors where it came from")
-    if path.suffix == ".gguf" or _magic(path) == b"GGUF":
+    if path.suffix.lower() in PICKLES:
+        fail(path, PICKLE)
+    if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
         return GgufCheckpoint(path)
     return checkpoint(path)
 

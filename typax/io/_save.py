@@ -31,6 +31,8 @@ from typax.io._tree import Kept, Leaf
 
 INDEX = "model.safetensors.index.json"
 ONE = "model.safetensors"
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+PICKLE = "is a pickle, which could run anything: convert it to safetensors where it came from"
 
 
 def save(path: Any, tree: Any, *, shard_bytes: int | None = None) -> None:
@@ -478,9 +480,12 @@ def _in_folder(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
-    if len(found) != 1:
-        what = f"several of them: {found[0].name}, {found[1].name}" if found else "none"
-        fail(folder, f"has neither {INDEX} nor {ONE}, nor one other safetensors file or index, but {what}")
+    if len(found) > 1:
+        fail(folder, f"has several, {found[0].name} and {found[1].name}, and no {INDEX} to say which: name one of them")
+    if not found:
+        others = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".gguf", *PICKLES))
+        told = "is to be named itself" if others and others[0].suffix.lower() == ".gguf" else PICKLE
+        fail(folder, "has no safetensors file" + (f", but {others[0].name}, which {told}" if others else ""))
     return found[0]
 
 
