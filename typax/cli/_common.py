@@ -28,7 +28,7 @@ class Commands(click.Group):
             click.echo("Interrupted.", err=True)
             raise SystemExit(130) from None
         except click.ClickException as e:
-            e.message = printable(e.message)
+            vars(e)["message"] = printable(e.message)
             raise
         except BrokenPipeError:
             raise  # by click, without a word
