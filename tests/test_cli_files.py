@@ -162,6 +162,25 @@ def test_a_folder_without_a_safetensors_file_says_what_it_has(tmp_path):
     assert "has several, one.safetensors and two.safetensors, and no model" in run("inspect", tmp_path, code=1).stderr
 
 
+def test_no_number_becomes_infinite_or_narrower_without_a_word(tmp_path, recwarn):
+    wide = np.linspace(0, 1, 8).reshape(2, 4)
+    typax.io.save(tmp_path / "a", {"w": jnp.array([[1e38, jnp.inf]]), "wide": wide})
+    a, out = tmp_path / "a", tmp_path / "out"
+    told = run("convert", a, out, "--dense", "float16", code=1).stderr
+    assert told == "Error: w has a number of magnitude 1e+38, and float16 ends at 6.55e+04: give --dense float32\n"
+    for dtype in ("bfloat16", "float64"):
+        run("convert", a, out, "--dense", dtype, "-f")
+        assert np.isfinite(np.asarray(typax.io.load(out)["w"])[0, 0])
+    np.testing.assert_array_equal(typax.io.load(out)["wide"], wide)
+    told = run("quantize", a, out, "-f").stderr
+    assert told == "wide is float64, and quantized as float32: set JAX_ENABLE_X64=1 for more\n"
+    typax.io.save(a, {"w": wide * 1e300})
+    assert (
+        "float32 ends at 3.4e+38: give --dense float64" in run("convert", a, out, "--dense", "float32", "-f", code=1).stderr
+    )
+    assert not [w for w in recwarn if "float64" in str(w.message)]
+
+
 def test_help_of_every_command():
     for name in main.commands:
         assert "Usage" in run(name, "--help").stdout

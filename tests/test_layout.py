@@ -118,6 +118,7 @@ ORDER = [
     "cli.compare",
     "cli.files",
     "cli",
+    "__main__",
 ]
 DOORS = ("_jax", "_repairs")  # what typax reads of JAX, and what it changes in it
 PRIVATE = ("jax._src", "jax.experimental.hijax")

@@ -1,6 +1,7 @@
 """``typax inspect``, ``quantize`` and ``convert``: checkpoints from one form to another, a tensor at a time."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import click
 import jax
 import jax.numpy as jnp
+import numpy as np
 from click.shell_completion import CompletionItem
 
 from typax._describe import show
@@ -111,7 +113,9 @@ def quantize(
     ck = _open.open_checkpoint(source)
     leaves = {p: x for p, x in ck.leaves().items() if isinstance(x, Leaf)}
     types = {p: _array_type(x.type) if again and _stands_for_floats(x.type) else x.type for p, x in leaves.items()}
-    planned, report = quantize_tree(types, recipe)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype float64")  # told below, of each tensor
+        planned, report = quantize_tree(types, recipe)
     if report.leaves and all(t.rule is None for t in report.leaves) and not dry_run:
         some = ", ".join(named(t.path) for t in report.leaves[:5])
         raise click.ClickException(
@@ -120,7 +124,7 @@ def quantize(
     treat, one = {t.path for t in report.changed}, quantizer(recipe, types)
 
     def make(path: str, x: Any) -> Any:
-        return _in_parts(planned[path], lambda x: one(path, x), _dense(x, None)) if path in treat else x
+        return _in_parts(planned[path], lambda x: one(path, x), _narrow(path, _dense(x))) if path in treat else x
 
     if not dry_run:
         _write(ck, target, lambda p, x: planned[p] if p in treat else x.type, make, shard_bytes)
@@ -129,6 +133,14 @@ def quantize(
         click.echo(json.dumps({"leaves": rows, "unmatched": report.unmatched}, indent=1))
     else:
         click.echo(str(replace(report, leaves=tuple(replace(t, path=named(t.path)) for t in report.leaves))))
+
+
+def _narrow(path: str, x: Any) -> Any:
+    """An array as JAX holds it: float32 in place of float64, unless that is enabled."""
+    if isinstance(x, np.ndarray) and x.dtype == np.float64:
+        click.echo(f"{named(path)} is float64, and quantized as float32: set JAX_ENABLE_X64=1 for more", err=True)
+        return _cast(path, x, jnp.dtype("float32"))
+    return x
 
 
 def _stands_for_floats(ty: Any) -> bool:
@@ -195,7 +207,7 @@ def convert(
         floats = isinstance(x.type, ValueType) or jnp.issubdtype(x.type.dtype, jnp.floating)
         return jax.ShapeDtypeStruct(x.type.shape, to or x.type.dtype) if dtype is not None and floats else x.type
 
-    made = lambda _, x: _dense(x, to) if dtype is not None else x
+    made = lambda p, x: _cast(p, _dense(x), to) if dtype is not None else x
     if gguf:
         n = _write_gguf(ck, target, types, made, blocks, architecture)
     else:
@@ -225,7 +237,7 @@ def _write_gguf(
             x = taken(ck, leaves[path])
             x = make(path, x)
             done(path, leaves[path].nbytes)
-            return _dense(x, None) if blocks and not isinstance(x, Ggml) else x
+            return _dense(x) if blocks and not isinstance(x, Ggml) else x
 
         save_each(target, planned, value, metadata, kinds)
     return target.stat().st_size
@@ -239,10 +251,42 @@ def _in_blocks(ty: Any, blocks: str) -> Any:
     return ty if isinstance(ty, ValueType) and ty.decl.cls is Ggml else type_of(blocks, tuple(ty.shape))
 
 
-def _dense(x: Any, to: Any) -> Any:
-    if isinstance(jax.typeof(x), ValueType):
-        x = dense(x)
-    return x.astype(to) if to is not None and jnp.issubdtype(x.dtype, jnp.floating) else x
+def _dense(x: Any) -> Any:
+    return dense(x) if isinstance(jax.typeof(x), ValueType) else x
+
+
+def _cast(path: str, x: Any, to: Any) -> Any:
+    """An array in another dtype, if it is of floats.
+
+    Raises:
+      ValueError: if a number would become infinite.
+    """
+    if to is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    if to.itemsize == 8 and not jax.config.jax_enable_x64:
+        return np.asarray(x).astype(to)  # which JAX does not hold: NumPy does
+    if jnp.finfo(to).max < jnp.finfo(x.dtype).max:
+        largest = np.float64(_largest(x))
+        if np.isinf(largest.astype(to)):
+            raise ValueError(
+                f"{named(path)} has a number of magnitude {largest:.3g}, and {to} ends at {float(jnp.finfo(to).max):.3g}: "
+                f"give --dense {'float64' if largest > np.finfo(np.float32).max else 'float32'}"
+            )
+    return x.astype(to)
+
+
+def _largest(x: Any) -> Any:
+    """The largest magnitude of the finite entries."""
+    if isinstance(x, np.ndarray):
+        flat = x.reshape(-1)
+        parts = (flat[i : i + PART // 8] for i in range(0, flat.size, PART // 8))
+        return max((np.max(np.abs(p), where=np.isfinite(p), initial=0) for p in parts), default=0)
+    return _largest_of(x)
+
+
+@jax.jit
+def _largest_of(x: Any) -> Any:
+    return jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
 
 
 def _write(ck: Any, target: Path, types: Any, make: Callable[[str, Any], Any], shard_bytes: int | None) -> int:
