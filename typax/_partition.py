@@ -62,7 +62,7 @@ class Partitioned:
             return tuple(t.nospec(mesh, check_vma, all_names) for t in (self.to_tangent_aval(), self.to_ct_aval()))
 
         spec = Pspec(self.decl, [a.nospec(mesh, check_vma, all_names) for a in self.leaves], f"{self} as it is", tangents)
-        spec.as_it_is = True
+        spec._as_it_is = True
         return spec
 
     def reshard(self, sharding: Any) -> Any:
@@ -133,7 +133,7 @@ class Partitioned:
                     value, math.prod(mesh.shape[n] for n in (part if isinstance(part, tuple) else (part,)))
                 )
         whole = self.with_leaves(leaves).with_statics(**sizes)
-        return whole if spec.as_it_is else whole.check()  # what is put side by side as it is need not be one value
+        return whole if spec._as_it_is else whole.check()  # what is put side by side as it is need not be one value
 
 
 def _of_own_class(ty: Any, spec: Any) -> Any:

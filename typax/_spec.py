@@ -78,7 +78,7 @@ class Pspec(_jax.HiPspec):
         self.dense, self.named = dense, dict(named or {})
         self.by_user = False  # whether it was written by hand, so that operands must match it
         self.of_stack = False  # whether `jax.vmap` has added an axis to it
-        self.as_it_is = False  # whether it is of a residual, whose parts only the same devices see again
+        self._as_it_is = False  # whether it is of a residual, whose parts only the same devices see again
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pspec) and self.decl is other.decl and self.leaves == other.leaves
