@@ -60,7 +60,7 @@ class DotGeneral(Op):
     def __call__(
         self, lhs: Any, rhs: Any, dimension_numbers: Any = None, *args: Any, activations: Any = "float", **params: Any
     ) -> Any:
-        own = {} if isinstance(activations, str) and activations == "float" else {"activations": activations}
+        own = told(activations)
         if {"precision", "preferred_element_type", "out_sharding"} <= params.keys():  # those of the primitive, from lift
             return super().__call__(lhs, rhs, dimension_numbers=dimension_numbers, **params, **own)
         if not any(map(_jax.is_hi_value, (lhs, rhs))):
@@ -70,6 +70,11 @@ class DotGeneral(Op):
         types = [_jax.typeof(pack_open(x)) for x in (lhs, rhs)]
         (eqn,) = traced("dot_general", (numbers, args, tuple(sorted(params.items()))), f, types).eqns
         return super().__call__(lhs, rhs, **eqn.params, **own)
+
+
+def told(activations: Any) -> dict[str, Any]:
+    """The keyword that tells an op how activations meet codes, if that is not as it would."""
+    return {} if isinstance(activations, str) and activations == "float" else {"activations": activations}
 
 
 dot_general = DotGeneral(lax.dot_general_p, "dot_general")
@@ -164,15 +169,16 @@ def _any_product(
     x: Any, w: Any, first: bool, dimension_numbers: Any, params: dict[str, Any], activations: Any = "float"
 ) -> Any:
     """Of an array and a quantized one of any format."""
-    placed = _placed(x, w, dimension_numbers if first else _swapped(dimension_numbers), params)
+    numbers = dimension_numbers if first else swapped(dimension_numbers)
+    placed = _placed(x, w, numbers, params)
     check_activations(activations, w, "dot_general")
-    contract, batch = dimension_numbers if first else _swapped(dimension_numbers)
-    y = product(x, w, contract, batch, first=first, precision=params.get("precision"), activations=activations)
+    y = product(x, w, *numbers, first=first, precision=params.get("precision"), activations=activations)
     dtype = params.get("preferred_element_type")
     return placed(y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype))
 
 
-def _swapped(dimension_numbers: Any) -> Any:
+def swapped(dimension_numbers: Any) -> Any:
+    """Those of a product whose operands are exchanged."""
     contract, batch = dimension_numbers
     return contract[::-1], batch[::-1]
 
@@ -229,13 +235,7 @@ class _AsMatmul:
             return NotImplemented
         ways = [_Matmul(x, y, n, cx[0], cy[0], False)] * (y.ndim <= n + 2)
         ways += [_Matmul(y, x, n, cy[0], cx[0], True)] * (x.ndim <= n + 2)
-        last: Any = NotImplemented
-        for way in sorted(ways, key=lambda way: way.moved):
-            out = way.run(options)
-            if out is not NotImplemented and not isinstance(out, _interpret.Declined):
-                return out
-            last = out if last is NotImplemented else last
-        return last
+        return _interpret.first(way.run(options) for way in sorted(ways, key=lambda way: way.moved))
 
 
 class _Matmul:
@@ -257,11 +257,11 @@ class _Matmul:
         for z, order in zip((self.a, self.b), self.orders, strict=True):
             if order != tuple(range(z.ndim)):
                 z = transposed(z, order)
-            if z is NotImplemented or isinstance(z, _interpret.Declined):
+            if not _interpret.ran(z):
                 return z
             moved.append(z)
         out = matmul.run_equation(moved, {}, options)
-        if not self.swapped or out is NotImplemented or isinstance(out, _interpret.Declined):
+        if not (self.swapped and _interpret.ran(out)):
             return out
         rest = self.a.ndim - 1  # the kept axes of `a`, batch axes first; those of `b` come before them
         return transposed(out, (*range(self.n), *range(rest, out.ndim), *range(self.n, rest)))

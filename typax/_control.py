@@ -124,18 +124,28 @@ def _plan_scan(params: dict[str, Any], types: list[Any], how: Lifting) -> Plan:
     start, dense, cut = n_consts + n_carry, dict[int, str](), dict[int, Any]()
     for i in range(start, len(types)):
         try:
-            types[i] = _repairs.mapped_leading_aval(params["length"], types[i])
+            types[i], cut[i] = _sliced(params["length"], types[i])
         except TypeError:
-            try:
-                cut[i] = _entries(types[i])
-                types[i] = _repairs.mapped_leading_aval(params["length"], cut[i].out_avals[0])
-            except TypeError:
-                cut.pop(i, None)
-                dense[i] = "since its leading axis cannot be sliced"
-                types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
+            dense[i] = "since its leading axis cannot be sliced"
+            types[i] = _repairs.mapped_leading_aval(params["length"], dense_type(types[i]))
     why = "at the end of the body, since the carry is an array"
     plan = _settle(range(n_consts, start), types, lambda ends: lifted(params["jaxpr"], types, *how, ends, why))
-    return Plan(dense | plan.dense, plan.programs, tuple((i, p) for i, p in cut.items() if i not in plan.dense))
+    return Plan(
+        dense | plan.dense, plan.programs, tuple((i, p) for i, p in cut.items() if p is not None and i not in plan.dense)
+    )
+
+
+def _sliced(length: int, ty: Any) -> tuple[Any, Any]:
+    """The type of an entry, and the program for a value that has these entries, if it is another.
+
+    Raises:
+      TypeError: where there is none.
+    """
+    try:
+        return _repairs.mapped_leading_aval(length, ty), None
+    except TypeError:
+        program = _entries(ty)
+        return _repairs.mapped_leading_aval(length, program.out_avals[0]), program
 
 
 def _entries(ty: ValueType) -> Any:

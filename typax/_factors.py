@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
 from typax import _rows as rows
-from typax._codes import dot_general
+from typax._codes import dot_general, swapped
 from typax._convolutions import ragged_dot_general
 from typax._op import Refused
 from typax.lowrank import LowRank, LowRankFromHeads, LowRankToHeads, Rank1, has_dense_tangents, joined, like, matrices
@@ -348,8 +348,7 @@ def _(x: Float[Array, "*b"], w: Factored, *, dimension_numbers: Any, **params: A
 
 @dot_general.impl
 def _(w: Factored, x: Float[Array, "*b"], *, dimension_numbers: Any, **params: Any) -> Any:
-    contract, batch = dimension_numbers
-    return _product(x, w, (contract[::-1], batch[::-1]), params, False)
+    return _product(x, w, swapped(dimension_numbers), params, False)
 
 
 @dot_general.impl

@@ -9,7 +9,7 @@ hold programs of their own (loops, branches).
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from typax import _jax, _jaxpr
@@ -177,7 +177,7 @@ def evaluate(
 
 def _added(jaxpr: Any, kept: set[Any]) -> dict[Any, Any]:
     """The products of two matrices that are used once, to be added to something, if by way of numbers, and to what."""
-    if not any(e.primitive.name == "dot_general" for e in jaxpr.eqns):
+    if not any(map(_adds_matrices, jaxpr.eqns)) or not any(e.primitive.name == "dot_general" for e in jaxpr.eqns):
         return {}
     uses = collections.Counter(v for e in jaxpr.eqns for v in e.invars if _is_var(v))
     of = {v: e for e in jaxpr.eqns for v in e.outvars}
@@ -189,7 +189,7 @@ def _added(jaxpr: Any, kept: set[Any]) -> dict[Any, Any]:
 
     for e in reversed(jaxpr.eqns):
         name = e.primitive.name
-        if name in ("add", "sub") and all(_is_var(v) and v.aval.ndim == 2 for v in e.invars):
+        if _adds_matrices(e):
             x, y = e.invars
             to |= {y: x, x: y} if name == "add" else {y: x}
         elif name in ("mul", "div", "neg", "convert_element_type", "transpose") and e.outvars[0] in to:
@@ -199,6 +199,10 @@ def _added(jaxpr: Any, kept: set[Any]) -> dict[Any, Any]:
     return {
         v: w for v, w in to.items() if uses[v] == 1 and v not in kept and of.get(v) and of[v].primitive.name == "dot_general"
     }
+
+
+def _adds_matrices(eqn: Any) -> bool:
+    return eqn.primitive.name in ("add", "sub") and all(_is_var(v) and v.aval.ndim == 2 for v in eqn.invars)
 
 
 def _repeats_a_number(eqn: Any) -> bool:
@@ -233,14 +237,23 @@ def stands_for_array(ty: Any, aval: Any) -> bool:
 
 def native(primitive: Any, operands: Sequence[Any], params: dict[str, Any], options: dict[str, Any]) -> Any:
     """What the first op that fits makes of these operands; ``NotImplemented`` or `Declined` if none does."""
-    last: Any = NotImplemented
     last_resort = [by_components[primitive]] if primitive in by_components else []
-    for op in registry.get(primitive, []) + last_resort:
-        out = op.run_equation(operands, params, options)
-        if out is not NotImplemented and not isinstance(out, Declined):
+    return first(op.run_equation(operands, params, options) for op in registry.get(primitive, []) + last_resort)
+
+
+def first(outs: Iterable[Any]) -> Any:
+    """The first that was made; else ``NotImplemented``, or the first `Declined`."""
+    last: Any = NotImplemented
+    for out in outs:
+        if ran(out):
             return out
         last = out if last is NotImplemented else last
     return last
+
+
+def ran(out: Any) -> bool:
+    """Whether an op has made it, or none fits."""
+    return out is not NotImplemented and not isinstance(out, Declined)
 
 
 def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
@@ -250,7 +263,7 @@ def run(primitive: Any, operands: Sequence[Any], **params: Any) -> Any:
       TypeError: if no op fits.
     """
     out = native(primitive, operands, params, {})
-    if out is not NotImplemented and not isinstance(out, Declined):
+    if ran(out):
         return out
     why = f": {out.why}" if isinstance(out, Declined) else ""
     tys = ", ".join(str(_jax.typeof(x)) for x in operands)
@@ -298,7 +311,7 @@ def _on_values(
         options["along"] = tuple(sorted(along))
     if not (scales and any(h and v.aval.shape != eqn.outvars[0].aval.shape for v, h in zip(eqn.invars, hi, strict=True))):
         out = native(eqn.primitive, operands, dict(eqn.params), options)  # else the value itself is repeated
-    if out is not NotImplemented and not isinstance(out, Declined):
+    if ran(out):
         if record is not silent:
             record(event(eqn, types)._replace(path=path))
         return list(out) if eqn.primitive.multiple_results else [out]

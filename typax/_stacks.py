@@ -4,6 +4,7 @@ w[2]  w[i]        slice or dynamic_slice, then squeeze        of a stack w[5,8,8
 w[ids]  a, b = w  gather, unstack, split
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from typax import _interpret, _jax
-from typax._indexing import batch_sizes, dynamic_slice, index, take
+from typax._indexing import batch_sizes, dynamic_slice, index, split, take
 from typax._type import ValueType
 
 
@@ -72,8 +73,7 @@ def _(v: Any, n: int, *, axis: Any) -> Any:
 def _(v: Any, n: int, *, sizes: Any, axis: Any) -> Any:
     if axis >= n:
         return NotImplemented
-    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    return [index(v, (*(slice(None),) * axis, slice(end - m, end))) for m, end in zip(sizes, ends, strict=True)]
+    return split(v, list(itertools.accumulate(sizes))[:-1], axis)
 
 
 @_on(lax.gather_p)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from typax import _interpret, _jax
 from typax import _rows as rows
-from typax._codes import dot_general
+from typax._codes import dot_general, told
 from typax._convolutions import ragged_dot_general
 from typax._op import Refused
 from typax._structural import dense, pack_open
@@ -63,7 +63,7 @@ def _matmul(x: Any, y: Any, activations: Any) -> Any:
     x, y = pack_open(x), pack_open(y)
     if not any(map(_jax.is_hi_value, (x, y))):
         return x @ y
-    return _made("matmul", (x, y), matmul.run_equation((x, y), {}, _told(activations)))
+    return _made("matmul", (x, y), matmul.run_equation((x, y), {}, told(activations)))
 
 
 def _made(name: str, operands: Sequence[Any], out: Any) -> Any:
@@ -73,11 +73,6 @@ def _made(name: str, operands: Sequence[Any], out: Any) -> Any:
         parts = " and ".join(str(t) for t in map(_jax.typeof, operands) if _jax.is_hi(t))
         raise Refused(f"no op for {name} takes {parts}, a part of a sum")
     return out
-
-
-def _told(activations: Any) -> dict[str, Any]:
-    """How activations meet a part: codes of a quantized one, as they are any other."""
-    return {} if isinstance(activations, str) and activations == "float" else {"activations": activations}
 
 
 @matmul.impl
@@ -92,12 +87,12 @@ def _(w: Float[Sum, "m n"], x: Float[Array, "*b n k"] | Float[Array, "n"], *, ac
 
 @dot_general.impl
 def _(x: Float[Array, "*b"], w: Sum, *, activations: Any = "float", **params: Any) -> Any:
-    return _both_added(w, lambda part: _part(lax.dot_general_p, x, part, given=_told(activations), **params))
+    return _both_added(w, lambda part: _part(lax.dot_general_p, x, part, given=told(activations), **params))
 
 
 @dot_general.impl
 def _(w: Sum, x: Float[Array, "*b"], *, activations: Any = "float", **params: Any) -> Any:
-    return _both_added(w, lambda part: _part(lax.dot_general_p, part, x, given=_told(activations), **params))
+    return _both_added(w, lambda part: _part(lax.dot_general_p, part, x, given=told(activations), **params))
 
 
 @ragged_dot_general.impl

@@ -14,7 +14,7 @@ import rich.markup
 import rich.progress
 import rich.table
 
-from typax.io._save import INDEX
+from typax.io._save import INDEX, PICKLES
 from typax.io._tree import Leaf
 
 
@@ -61,8 +61,8 @@ def may_write(target: Path, force: bool) -> None:
 
 
 OTHERS = (
-    ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".onnx", ".pb", ".tflite",
-    ".json", ".toml", ".yaml", ".txt", ".py", ".zip", ".tar", ".gz",
+    *PICKLES, ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".onnx", ".pb", ".tflite", ".json", ".toml", ".yaml", ".txt",
+    ".py", ".zip", ".tar", ".gz",
 )  # fmt: skip
 """Names' ends that tell of another kind of file than safetensors."""
 

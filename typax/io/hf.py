@@ -375,11 +375,16 @@ class _Reader:
 
         return made, [packed, scale, zero]
 
-    def _gptq(self, stem: str) -> Any:
+    def _columns(self, stem: str) -> tuple[list[str], Any, Any]:
+        """The tensors of words along the inputs, one column for each output; the shapes of the words and of the scales."""
         parts = [f"{stem}.{p}" for p in ("qweight", "qzeros", "scales")]
+        told = [self._told(p, 2, dtypes) for p, dtypes in zip(parts, (("int32",), ("int32",), _SCALES), strict=True)]
+        return parts, told[0].shape, told[2].shape
+
+    def _gptq(self, stem: str) -> Any:
+        parts, (words, _), (g, n) = self._columns(stem)
         bits = self._width(self.config.get("bits", 4), parts[0])
-        w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
-        (g, n), k = s.shape, w.shape[0] * 32 // bits
+        k = words * 32 // bits
         less = 0 if self._version(parts[0], "checkpoint_format", ("gptq", "gptq_v2")) == "gptq_v2" else 1
         size = None if g == 1 else _group(k, g)
         told = f"{stem}.g_idx"
@@ -397,11 +402,9 @@ class _Reader:
         return made, parts
 
     def _awq(self, stem: str) -> Any:
-        parts = [f"{stem}.{p}" for p in ("qweight", "qzeros", "scales")]
+        parts, (k, _), (g, n) = self._columns(stem)
         self._width(self.config.get("bits", 4), parts[0], (4,))
         self._version(parts[0], "version", ("gemm",))
-        w, _, s = self._told(parts[0], 2, ("int32",)), self._told(parts[1], 2, ("int32",)), self._told(parts[2], 2, _SCALES)
-        (g, n), k = s.shape, w.shape[0]
         size, shape = None if g == 1 else _group(k, g), (n,) if g == 1 else (n, g)
         columns = np.argsort(np.array([0, 2, 4, 6, 1, 3, 5, 7]))
 
