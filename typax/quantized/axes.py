@@ -545,6 +545,38 @@ def select(which: Any, xs: Sequence[Any]) -> Any:
 # --- scales ----------------------------------------------------------------------------------------------------------
 
 
+def negated(x: Held) -> Held:
+    """Of the opposite sign: that of codes where they have one by itself, so that scales stay as they are, else of scales.
+
+    Raises:
+      Refused: if neither has one.
+    """
+    codes = x.format.codes
+    if isinstance(codes, Floats) or (isinstance(codes, Table) and codes.signed):
+        return replace(x, codes=_flipped(x))
+    if isinstance(x.scale, Held):
+        scale: Any = negated(x.scale)
+    elif x.format.scale.dtype in ("float32", "float16", "bfloat16"):
+        scale = -x.scale
+    else:
+        raise Refused(f"scales of {x.shown} are {x.format.scale.dtype}, which has no sign, and codes have no bit for it")
+    return replace(x, scale=scale, offset=None if x.offset is None else -x.offset)
+
+
+def _flipped(x: Held) -> Any:
+    """The codes, as they lie, with their bits of sign flipped."""
+    f, codes = x.format, x.codes
+    if isinstance(f.codes, Floats):
+        bits = lax.bitcast_convert_type(codes, jnp.uint8)
+        still = (bits & np.uint8(0x7F) == 0) & f.codes.dtype.endswith("fnuz")  # which have one 0, and NaN in place of -0
+        return lax.bitcast_convert_type(jnp.where(still, bits, bits ^ np.uint8(0x80)), codes.dtype)
+    sign = np.uint8(1 << (len(f.codes.values) - 1).bit_length())  # type: ignore[union-attr]
+    if x.loose or f.bits == 8 or not x.inner:
+        return codes ^ sign
+    one = packing.pack(f, np.full(f.per, sign, np.uint8))
+    return codes ^ jnp.tile(one, codes.shape[-1] // one.size)
+
+
 def rescaled(x: Held, f: Callable[[Any], Any]) -> Held:
     """With another factor: ``f`` of the scales, linear.
 

@@ -16,7 +16,7 @@ from jax import lax
 from typax.quantized import layout, packing, scales
 from typax.quantized.format import Format, Integers
 from typax.quantized.layout import Groups
-from typax.quantized.rounding import as_float32, entering, flushed, nearest, noise, normal_or_zero, zero_code
+from typax.quantized.rounding import as_float32, entering, flushed, nearest, noise, normal_or_zero, scaled, zero_code
 from typax.quantized.scales import over
 
 
@@ -54,7 +54,9 @@ class Choice:
     def percent(self) -> float | None:
         if self.by == "percentile":
             return 99.9
-        return float(self.by[1]) if isinstance(self.by, tuple) and len(self.by) == 2 and self.by[0] == "percentile" else None
+        pair = isinstance(self.by, tuple) and len(self.by) == 2 and self.by[0] == "percentile"
+        real = pair and isinstance(self.by[1], int | float | np.integer | np.floating) and not isinstance(self.by[1], bool)
+        return float(self.by[1]) if real else None
 
 
 @dataclass(frozen=True)
@@ -88,30 +90,32 @@ def encode(
     bad = scales.spoiled(raw, inner)
     zero = None
     nested: Any = None
+    up = "key" in given
     if "scale" in given:
         s, wrong = _given_scale(format, given["scale"], bad.shape, where)
         bad = bad | wrong
-        made = scales.of_floats(format, s, inner)
+        made = scales.of_floats(format, s, inner) if floats else scales.of_powers(s, inner)
         if choice.zero_point:
-            zero = _given_zero(format, given, rows, bad, inner, s, where)
+            zero = _given_zero(format, given, rows, bad, inner, made.scale.astype(jnp.float32), where)
     elif choice.zero_point:
         low, high = _ends(format, rows, x, groups, inner, bad, choice)
-        s, zero = scales.between(format, low, high)
-        made = scales.of_floats(format, s, inner)
-        if format.scale.dtype != "float32":
-            zero = scales.zero_point(format, low, made.scale.astype(jnp.float32))
+        made, zero = scales.between(format, low, high, inner, up)
     else:
-        a = jnp.where(bad, np.float32(0), flushed(scales.largest(raw, inner)))
+        a = jnp.where(
+            bad, np.float32(0), flushed(scales.largest(raw, inner) if not up else scales.reaching(format, raw, inner))
+        )
         if choice.percent is not None:
-            counts = _counts(x.shape, groups, inner, rows)
+            counts = _counts(x.shape, groups)
             a = jnp.where(bad, np.float32(0), scales.percentile(rows, inner, choice.percent, counts))
         if choice.by == "mse":
             plain = format if format.scale.of is None else with_plain_scales(format)
             a = scales.searched(plain, jnp.where(over(bad, inner), np.float32(0), rows), a, inner, choice.exponents)
         if format.scale.of is None:
-            made = scales.held(format, a, inner, choice.exponents)
+            made = scales.held(format, a, inner, choice.exponents, up)
         else:
-            made, nested = _second_level(format, a, bad, inner)
+            made, nested = _second_level(format, a, bad, inner, up)
+    if nested is None and floats:
+        bad = bad | jnp.isinf(made.scale)  # one that float16 does not hold
     units = jnp.where(over(bad, inner), np.float32(0), made.units(rows))
     random = noise(given["key"], rows.shape) if "key" in given else None
     codes = nearest(format, units, None if zero is None else over(zero, inner), random)
@@ -134,7 +138,10 @@ def _absmax_integers(format: Format, x: Any, groups: Groups, where: str) -> Part
     codes = nearest(format, made.units(normal_or_zero(cut)))
     if order != sorted(order):
         codes = layout.turned(lax.optimization_barrier(codes), order)  # else four times as much is moved
-    return Parts(packed(format, codes, None, tuple(range(outer, codes.ndim))), _spoil(format.scale.dtype, made.scale, bad))
+    scale = _spoil(
+        format.scale.dtype, made.scale, jnp.isinf(made.scale)
+    )  # that of a bad row, or one that float16 does not hold
+    return Parts(packed(format, codes, None, tuple(range(outer, codes.ndim))), scale)
 
 
 def _spoil(kind: str, scale: Any, bad: Any) -> Any:
@@ -156,19 +163,21 @@ def packed(format: Format, codes: Any, zero: Any, inner: tuple[int, ...]) -> Any
 
 def with_plain_scales(format: Format) -> Format:
     """The format with float32 scales in place of quantized ones."""
-    return Format(format.name, format.shown, format.codes, format.bits, format.order)
+    return Format(f"{format.name}, plainly", f"{format.shown}_plain", format.codes, format.bits, format.order)
 
 
 def _given_scale(format: Format, scale: Any, shape: tuple[int, ...], where: str) -> tuple[Any, Any]:
-    if format.scale.of is not None or format.scale.dtype == "e8m0":
-        raise ValueError(f"{where}: scales of {format.name} cannot be given, since they are no floats but {_kind(format)}")
-    s = entering(_fitting(jnp.asarray(scale), shape, "scale", where))
+    if format.scale.of is not None:
+        raise ValueError(
+            f"{where}: scales of {format.name} are codes of {format.scale.of.name}, and cannot be given as numbers; codes "
+            "and scales that are there already make a value by typax.quantized.from_codes"
+        )
+    s = jnp.asarray(scale)
+    if not jnp.issubdtype(s.dtype, jnp.floating) and not jnp.issubdtype(s.dtype, jnp.integer):
+        raise TypeError(f"{where}: a scale is a real number, got {s.dtype}")
+    s = entering(_fitting(s, shape, "scale", where))
     wrong = ~scales.no_infinity(s)
     return jnp.where(wrong, np.float32(1), s), wrong
-
-
-def _kind(format: Format) -> str:
-    return f"codes of {format.scale.of.name}" if format.scale.of else f"bytes {format.scale.dtype}"
 
 
 def _fitting(a: Any, shape: tuple[int, ...], name: str, where: str) -> Any:
@@ -196,36 +205,40 @@ def _ends(format: Format, rows: Any, x: Any, groups: Groups, inner: Any, bad: An
     low = jnp.where(bad, np.float32(0), jnp.min(rows, axis=inner, initial=0.0))
     high = jnp.where(bad, np.float32(0), jnp.max(rows, axis=inner, initial=0.0))
     if choice.percent is not None:
-        counts = _counts(x.shape, groups, inner, rows)
+        counts = _counts(x.shape, groups)
         low = -scales.percentile(jnp.minimum(rows, 0), inner, choice.percent, counts)
         high = scales.percentile(jnp.maximum(rows, 0), inner, choice.percent, counts)
         low, high = (jnp.where(bad, np.float32(0), e) for e in (low, high))
     if choice.by == "mse":
+        span = jnp.maximum(-low, high)
         clean = lax.optimization_barrier(jnp.where(over(bad, inner), np.float32(0), rows))
 
         def error(shrink: Any) -> Any:
-            s, z = scales.between(format, low * shrink, high * shrink)
-            made = scales.of_floats(format, s, inner)
+            made, z = scales.between(format, low * shrink, high * shrink, inner)
             codes = nearest(format, made.units(clean), over(z, inner))
-            back = (codes.astype(jnp.float32) - over(z, inner).astype(jnp.float32)) * over(s, inner)
-            return jnp.sum(jnp.square(clean - lax.optimization_barrier(back)), axis=inner)
+            numbers = codes.astype(jnp.float32) - over(z, inner).astype(jnp.float32)
+            return scales.squared(clean, scaled(format.scale.dtype, numbers, over(made.scale, inner)), span, inner)
 
         low, high = scales.searched_between(error, low, high)
     return low, high
 
 
-def _counts(shape: Any, groups: Groups, inner: Any, rows: Any) -> Any:
+def _counts(shape: tuple[int, ...], groups: Groups) -> np.ndarray:
     """How many values of each row are no padding."""
-    if not any(layout.pads(shape, groups)):
-        return jnp.full(rows.shape[: rows.ndim - len(inner)], np.prod([rows.shape[i] for i in inner]), jnp.float32)
-    return jnp.sum(layout.split(jnp.ones(shape, jnp.float32), groups, ""), axis=inner)
+    counts = np.ones((), np.int64)
+    for n, g in zip(shape, groups, strict=True):
+        if g == 0:
+            counts = counts * n
+        else:
+            counts = counts[..., None] * np.minimum(n - g * np.arange(-(-n // g)), g)
+    return counts
 
 
-def _second_level(format: Format, a: Any, bad: Any, inner: tuple[int, ...]) -> tuple[scales.Held, Parts]:
+def _second_level(format: Format, a: Any, bad: Any, inner: tuple[int, ...], up: bool) -> tuple[scales.Held, Parts]:
     """Scales that are quantized themselves: what makes units of them, and their parts."""
     of, group = format.scale.of, format.scale.group
     if group is None:
-        s8, g, units = scales.two_levels(format, a, inner)
+        s8, g, units = scales.two_levels(format, a, inner, up)
         return scales.Held(s8, units), Parts(_spoil("", s8, bad), g, scale_groups=(0,) * a.ndim)
     if not a.ndim:
         raise ValueError(f"quantize: scales of {format.name} are quantized in groups, but there is one scale only")

@@ -10,6 +10,7 @@ Sources: OCP Microscaling Formats (MX) v1.0 (2023) for mxfp8 and mxfp4; OCP OFP8
 arXiv:2305.14314, appendix E for nf4; NVIDIA's NVFP4 for nvfp4.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+
+_BY_NAME: dict[str, "Format"] = {}
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class Integers:
 
     low: int
     high: int
+
+    def __post_init__(self) -> None:
+        if not self.low <= 0 < self.high:
+            raise ValueError(f"Integers({self.low}, {self.high}) are to begin at 0 or below it, and end above it")
 
     @property
     def largest(self) -> float:
@@ -44,11 +51,20 @@ class Integers:
         return 1.0
 
 
+_FLOAT8 = (
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Floats:
     """The finite numbers of a float ``dtype`` of 8 bits, with `largest`, `least` and `gap` as of `Integers`."""
 
     dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _FLOAT8:
+            raise ValueError(f"Floats({self.dtype!r}): there are {', '.join(_FLOAT8)}; others are a Table of their numbers")
 
     @property
     def largest(self) -> float:
@@ -68,13 +84,28 @@ class Floats:
 class Table:
     """Numbers, ``values``, by their codes 0, 1, ..., ascending, with `largest`, `least` and `gap` as of `Integers`.
 
-    ``signed``: they are magnitudes, and the bit above those of the code is the sign.  ``ties``: a number in the middle of
-    two takes the ``"lower"`` code, or the ``"even"`` one.
+    ``signed``: they are magnitudes, from 0 on, and the bit above those of the code is the sign.  ``ties``: a number in the
+    middle of two takes the ``"lower"`` code, or the ``"even"`` one.
     """
 
     values: tuple[float, ...]
     signed: bool = False
     ties: Literal["lower", "even"] = "lower"
+
+    def __post_init__(self) -> None:
+        values = tuple(map(float, self.values))
+        object.__setattr__(self, "values", values)
+        if (
+            0.0 not in values
+            or len(values) < 2
+            or not all(a < b for a, b in pairwise(values))
+            or not np.isfinite(values).all()
+        ):
+            raise ValueError(f"Table: {values} are no finite numbers in ascending order with 0 among them")
+        if self.signed and values[0] < 0:
+            raise ValueError(f"Table: signed=True adds the sign to magnitudes, and {values[0]} is none")
+        if self.ties not in ("lower", "even"):
+            raise ValueError(f'Table: ties={self.ties!r}; they go to the "lower" or to the "even" code')
 
     @property
     def largest(self) -> float:
@@ -98,14 +129,37 @@ class Table:
 class Scale:
     """What scales are: a float dtype, or bytes ``"e8m0"`` (powers of two, 255 is NaN).
 
-    ``of``: a format in which the scales themselves are quantized, in groups of ``group`` of them (``None``: all together).
-    ``offset``: what is quantized is their distance from their mean, which is kept beside them.
+    ``of``: a format in which the scales themselves are quantized, in groups of ``group`` of them (``None``: all together, in
+    ``fp8_e4m3``).  ``offset``: what is quantized is their distance from their mean, which is kept beside them.
     """
 
     dtype: str = "float32"
     of: Any = None
     group: int | None = None
     offset: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _SCALES:
+            raise ValueError(f"Scale: dtype={self.dtype!r}; scales are {', '.join(_SCALES)}")
+        of, group = self.of, self.group
+        if of is None:
+            if group is not None or self.offset:
+                raise ValueError("Scale: group and offset are of scales that are quantized; give of=, their format")
+        elif not isinstance(of, Format) or of.scale.of is not None:
+            raise ValueError(f"Scale: of={of!r} is no Format whose own scales are numbers")
+        elif self.dtype != "float32":
+            raise ValueError(f"Scale: scales are of {of} or of dtype={self.dtype!r}, not both")
+        elif group is None and (of.codes != Floats("float8_e4m3fn") or of.scale != Scale() or self.offset):
+            raise ValueError(f"Scale: scales quantized all together are fp8_e4m3, without offset; give group= with {of}")
+        _check_group("Scale", group)
+
+
+_SCALES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "e8m0")
+
+
+def _check_group(where: str, group: Any) -> None:
+    if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 2):
+        raise ValueError(f"{where}: group={group!r}; a group has at least 2 values, or is None")
 
 
 @dataclass(frozen=True)
@@ -120,6 +174,7 @@ class Format:
       order: which bits of a byte the first code takes, the ``"low"`` ones or the ``"high"`` ones.
       scale: what scales are.
       group: how many values share a scale where `typax.quantize` is not told; ``None`` is the whole axis.
+      fixed: whether a shorter axis is filled up to such a group, as a block of a specification is; else it is one itself.
     """
 
     name: str
@@ -129,8 +184,23 @@ class Format:
     order: Literal["low", "high"] = "low"
     scale: Scale = field(default_factory=Scale)
     group: int | None = None
+    fixed: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.codes, Integers | Floats | Table) or not isinstance(self.scale, Scale):
+            raise ValueError(f"format {self.name}: codes are Integers, Floats or a Table, and scale is a Scale")
+        if isinstance(self.codes, Floats) and self.bits != 8:
+            raise ValueError(f"format {self.name}: {self.codes.dtype} has 8 bits, not {self.bits}")
+        if self.order not in ("low", "high"):
+            raise ValueError(
+                f'format {self.name}: order={self.order!r}; the first code takes the "low" bits or the "high" ones'
+            )
+        _check_group(f"format {self.name}", self.group)
+        for f in _BY_NAME.values():
+            if f != self and (f.name == self.name or f.shown == self.shown):
+                raise ValueError(
+                    f"format {self.name}: typax's {f} is called so and prints {f.shown}; call another format otherwise"
+                )
         number = Table if isinstance(self.codes, Table) else None
         count = len(self.codes.values) << self.codes.signed if number else 0  # type: ignore[union-attr]
         if isinstance(self.codes, Integers):
@@ -145,7 +215,7 @@ class Format:
 
     def to_json(self) -> Any:
         """How a file keeps it: by its name, if it is known by that."""
-        return self.name if _KNOWN.get(self.name) == self else NotImplemented
+        return self.name if _BY_NAME.get(self.name) == self else NotImplemented
 
     @classmethod
     def from_json(cls, name: Any) -> "Format":
@@ -160,6 +230,13 @@ class Format:
         if isinstance(self.codes, Floats):
             return jnp.dtype(self.codes.dtype)
         return jnp.dtype("int8" if self.codes.low < 0 else "uint8")
+
+    def group_of(self, shape: Sequence[Any], axis: int) -> int | None:
+        """How many values along an axis share a scale where nobody says: ``None`` is all."""
+        n = shape[axis] if -len(shape) <= axis < len(shape) else 0
+        alone = len(shape) == 1 and self.scale.group is not None  # scales that are quantized are several
+        shorter = self.group is not None and isinstance(n, int) and n < self.group
+        return None if shorter and not self.fixed and not alone else self.group
 
     @property
     def per(self) -> int:
@@ -210,33 +287,33 @@ E5M2 = Format("fp8_e5m2", "f8e5m2", Floats("float8_e5m2"))
 _DYNAMIC8 = Format("dynamic8", "dyn8", _dynamic(), group=256)
 _NF4 = Format("nf4", "nf4", NF4, 4, "high", group=64)
 _NF4_DOUBLE = Format("nf4_double", "nf4d", NF4, 4, "high", Scale(of=_DYNAMIC8, group=256, offset=True), 64)
-_MXFP8 = Format("mxfp8", "mxfp8", E4M3.codes, scale=Scale("e8m0"), group=32)
-_MXFP8_E5M2 = Format("mxfp8_e5m2", "mxfp8e5m2", E5M2.codes, scale=Scale("e8m0"), group=32)
-_MXFP4 = Format("mxfp4", "mxfp4", FP4, 4, scale=Scale("e8m0"), group=32)
-_NVFP4 = Format("nvfp4", "nvfp4", FP4, 4, scale=Scale(of=E4M3), group=16)
-_NVFP4_BLOCK = Format("nvfp4_block", "nvfp4b", FP4, 4, scale=Scale("float8_e4m3fn"), group=16)
+_MXFP8 = Format("mxfp8", "mxfp8", E4M3.codes, scale=Scale("e8m0"), group=32, fixed=True)
+_MXFP8_E5M2 = Format("mxfp8_e5m2", "mxfp8e5m2", E5M2.codes, scale=Scale("e8m0"), group=32, fixed=True)
+_MXFP4 = Format("mxfp4", "mxfp4", FP4, 4, scale=Scale("e8m0"), group=32, fixed=True)
+_NVFP4 = Format("nvfp4", "nvfp4", FP4, 4, scale=Scale(of=E4M3), group=16, fixed=True)
+_NVFP4_BLOCK = Format("nvfp4_block", "nvfp4b", FP4, 4, scale=Scale("float8_e4m3fn"), group=16, fixed=True)
 
 _ALL = (
     INT8, INT4, UINT8, UINT4, E4M3, E5M2, _NF4, _NF4_DOUBLE, _DYNAMIC8, _MXFP8, _MXFP8_E5M2, _MXFP4, _NVFP4, _NVFP4_BLOCK,
 )  # fmt: skip
-_KNOWN = MappingProxyType({f.name: f for f in _ALL})
+_BY_NAME.update((f.name, f) for f in _ALL)
 
 
 def formats() -> MappingProxyType[str, Format]:
     """The formats that `typax.quantize` knows by name."""
-    return _KNOWN
+    return MappingProxyType(_BY_NAME)
 
 
 def signed(bits: int) -> Format:
     """Integers of two's complement, of so many bits."""
     name = f"int{bits}"
-    return _KNOWN.get(name) or Format(name, f"q{bits}", Integers(-(1 << bits - 1), (1 << bits - 1) - 1), bits)
+    return _BY_NAME.get(name) or Format(name, f"q{bits}", Integers(-(1 << bits - 1), (1 << bits - 1) - 1), bits)
 
 
 def unsigned(bits: int) -> Format:
     """Integers from 0 on, of so many bits."""
     name = f"uint{bits}"
-    return _KNOWN.get(name) or Format(name, f"u{bits}", Integers(0, (1 << bits) - 1), bits)
+    return _BY_NAME.get(name) or Format(name, f"u{bits}", Integers(0, (1 << bits) - 1), bits)
 
 
 def format_of(format: str | Format) -> Format:
@@ -247,8 +324,8 @@ def format_of(format: str | Format) -> Format:
     """
     if isinstance(format, Format):
         return format
-    if not isinstance(format, str) or format not in _KNOWN:
+    if not isinstance(format, str) or format not in _BY_NAME:
         raise ValueError(
-            f"no format is called {format!r}; the formats are {', '.join(_KNOWN)}, or give a Format of your own"
+            f"no format is called {format!r}; the formats are {', '.join(_BY_NAME)}, or give a Format of your own"
         )
-    return _KNOWN[format]
+    return _BY_NAME[format]

@@ -5,7 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from typax.quantized import layout
+from typax import _jax
+from typax.quantized import layout, packing
 from typax.quantized.encode import Parts, packed
 from typax.quantized.format import Floats, Format, format_of
 from typax.quantized.types import build
@@ -33,7 +34,7 @@ def from_codes(
       dtype: of the array that the value stands for.
 
     Raises:
-      ValueError: if the shapes do not go together.
+      ValueError: if the shapes do not go together, or there are codes that the format has not.
     """
     f = format_of(format)
     codes = jnp.asarray(codes)
@@ -41,14 +42,16 @@ def from_codes(
     if (codes.dtype != own) if own is not None else not jnp.issubdtype(codes.dtype, jnp.integer):
         raise ValueError(f"from_codes: codes of {f.name} are {own or 'integers'}, got {codes.dtype}")
     if group is None and isinstance(axis, int | np.integer):
-        group = f.group
+        group = f.group_of(codes.shape, int(axis))
     groups = layout.groups_of(codes.ndim, axis, group, "from_codes")
+    _among(f, codes, "codes", packing.ends(f))
     rows = layout.split(codes, groups, "from_codes")
     outer = len(layout.outer_axes(groups))
     inner, shape = tuple(range(outer, rows.ndim)), rows.shape[:outer]
     if own is None:
         rows = rows.astype(f.storage if f.bits == 8 else jnp.uint8)
     if zero_point is not None:
+        _among(f, jnp.asarray(zero_point), "zero points", packing.ends(f))
         zero_point = _shaped(jnp.asarray(zero_point).astype(f.storage if f.bits == 8 else jnp.uint8), shape, "zero points")
     held: Any
     if f.scale.of is not None:
@@ -59,6 +62,16 @@ def from_codes(
     else:
         held = _shaped(jnp.asarray(scale).astype(f.scale_storage), shape, "scales")
     return build(f, groups, codes.shape, Parts(packed(f, rows, zero_point, inner), held, zero_point), jnp.dtype(dtype))
+
+
+def _among(f: Format, x: Any, what: str, ends: tuple[int, int]) -> None:
+    """Raise a ValueError if there are others, where the dtype can hold others and numbers are at hand."""
+    low, high = ends
+    if isinstance(x, _jax.Tracer) or not jnp.issubdtype(x.dtype, jnp.integer) or not x.size:
+        return
+    held = jnp.iinfo(x.dtype)
+    if (held.min < low or held.max > high) and (int(x.min()) < low or int(x.max()) > high):
+        raise ValueError(f"from_codes: {what} of {f.name} are from {low} to {high}, got {x.min()} to {x.max()}")
 
 
 def _shaped(x: Any, shape: tuple[int, ...], what: str) -> Any:

@@ -21,6 +21,13 @@ def width(format: Format, n: int) -> int:
     return -(-n // per) * (per * format.bits // 8)
 
 
+def ends(format: Format) -> tuple[int, int]:
+    """The least and the largest code that the bits hold."""
+    if isinstance(format.codes, Integers) and format.codes.low < 0:
+        return -(1 << format.bits - 1), (1 << format.bits - 1) - 1
+    return 0, (1 << format.bits) - 1
+
+
 def pack(format: Format, codes: Any) -> Any:
     """Pack along the last axis, of which the length is a multiple of ``format.per``."""
     bits = format.bits

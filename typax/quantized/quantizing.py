@@ -9,6 +9,7 @@ decoded.
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,9 +32,7 @@ class Quantize(Op):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        def quantize(
-            x, format="int8", *, axis=-1, group=None, zero_point=False, scale="absmax", key=None, exponents="floor"
-        ):
+        def quantize(x, format="int8", *, axis=-1, group=None, zero_point=False, scale="absmax", key=None, exponents=None):
             """How it is called."""
 
         return inspect.signature(quantize)
@@ -45,23 +44,33 @@ class Quantize(Op):
         scale: Any = "absmax",
         zero_point: Any = False,
         key: Any = None,
+        exponents: Any = None,
         **statics: Any,
     ) -> Any:
         if len(args) == 2 and not isinstance(args[1], dict):  # which are the operands that are given
             args, format = args[:1], args[1]
         if args and self is quantize and isinstance(args[0], Quantized):
             raise TypeError(f"quantize: {jax.typeof(args[0])} is quantized already; use typax.requantize")
-        given = {}
-        if not isinstance(scale, str | tuple):
+        given, format = {}, format_of(format)
+        if isinstance(scale, list) and any(isinstance(x, str) for x in scale):
+            scale = tuple(scale)
+        if not isinstance(scale, str | tuple | bool | None):
             given["scale"], scale = scale, "absmax"
+        if zero_point is None:
+            raise ValueError("quantize: zero_point=None; it is True, False, or the zero points of scales that are given")
         if not isinstance(zero_point, bool):
             if "scale" not in given:
                 raise ValueError("quantize: a zero point is given together with its scale; give scale=, an array, as well")
             given["zero_point"], zero_point = zero_point, True
         if key is not None:
             given["key"] = _key(key, self is quantize)
-        more = (given,) if given else ()
-        return super().__call__(*args, *more, format=format_of(format), scale=scale, zero_point=zero_point, **statics)
+        if exponents is None:  # which leaves nothing to saturate, where that would be a bias
+            exponents = "rceil" if key is not None and format.scale.dtype == "e8m0" else "floor"
+        for name in ("axis", "group"):
+            if isinstance(statics.get(name), list):
+                statics[name] = tuple(statics[name])
+        statics |= {"format": format, "scale": scale, "zero_point": zero_point, "exponents": exponents}
+        return super().__call__(*args, *((given,) if given else ()), **statics)
 
 
 def _key(key: Any, once: bool) -> Any:
@@ -91,18 +100,22 @@ Args:
   format: the name of one of `typax.quantized.formats`, or a `typax.quantized.Format`.
   axis: the axis or axes along which values share a scale, ``None`` for all: of a matrix ``[k, n]``, ``-1`` is one scale for
     each row, ``0`` one for each column.
-  group: how many values along ``axis`` share one; ``None`` is all, or what the format says.  With several axes, one number
-    for all of them or a tuple.  The last group may be smaller.
+  group: how many values along ``axis`` share one; ``None`` is all, or, along one axis, what the format says: blocks of
+    ``mx`` and ``nv`` formats are filled up, others are no longer than the axis.  With several axes, one number for all of
+    them or a tuple.  The last group may be smaller.
   zero_point: whether the codes are shifted so that their range is that of the values (integers only); or the zero points,
     beside given scales.
   scale: ``"absmax"``, ``"mse"`` (the least squared error), ``"percentile"`` (99.9) or ``("percentile", p)``; or the scales,
     an array that broadcasts to one for each group.
-  key: a key for stochastic rounding; without one ties go to the even code.
-  exponents: how those of ``mxfp`` scales are rounded: ``"floor"`` (OCP MX v1.0), ``"even"``, ``"ceil"`` or ``"rceil"``.
+  key: a key for stochastic rounding, with scales that are rounded up, so that its mean is ``x``; without one ties go to the
+    even code.
+  exponents: how those of ``mxfp`` scales are rounded: ``"floor"`` (OCP MX v1.0), ``"even"``, ``"ceil"`` or ``"rceil"``;
+    ``None`` is ``"floor"``, or ``"rceil"`` with a key.
 
 Raises:
   ValueError: for a format, axis, group, scale or zero point that is none, or that do not go together.
-  TypeError: for an operand that is no float array, a key that is none, or groups that do not divide the shards of an axis.
+  TypeError: for an operand that is no float array, a scale that is no real number, a key that is none, or groups that do not
+    divide the shards of an axis.
 """
 
 
@@ -119,15 +132,15 @@ def _(x: Float[Array, "*batch n"], given: dict, *, format: Format, axis: Any = -
 
 
 def _quantize(x: Any, given: Any, format: Format, axis: Any, group: Any, choice: Choice) -> Any:
-    groups = _groups(x.ndim, format, axis, group, choice, "quantize")
+    groups = _groups(x.shape, format, axis, group, choice, "quantize")
     return build(format, groups, x.shape, encode(format, x, groups, choice, given), x.dtype)
 
 
-def _groups(ndim: int, format: Format, axis: Any, group: Any, choice: Choice, where: str) -> layout.Groups:
+def _groups(shape: Sequence[Any], format: Format, axis: Any, group: Any, choice: Choice, where: str) -> layout.Groups:
     choice.check(format, where)
     if group is None and isinstance(axis, int | np.integer):
-        group = format.group
-    groups = layout.groups_of(ndim, axis, group, where)
+        group = format.group_of(shape, int(axis))
+    groups = layout.groups_of(len(shape), axis, group, where)
     if not layout.inner_axes(groups):
         raise ValueError(f"{where}: axis={axis}, group={group}: values share no scale; name an axis, or a group above 1")
     return groups
@@ -162,7 +175,7 @@ def _(q: Float[Quantized, "*batch n"], given: dict, *, format: Format, axis: Any
 
 
 def _requantize(q: Any, given: Any, format: Format, axis: Any, group: Any, choice: Choice) -> Any:
-    groups = _groups(q.ndim, format, axis, group, choice, "requantize")
+    groups = _groups(q.shape, format, axis, group, choice, "requantize")
     x = held(q)
     found = None if given or format.scale.of is not None or layout.sharded(x.codes) else _blocks(x, groups)
     if found is None:

@@ -72,7 +72,7 @@ def power(e: Any) -> Any:
 def times_power(x: Any, e: Any) -> Any:
     """x · 2^e by two powers of two, so that neither is subnormal; each product is exact."""
     half = e >> 1
-    return (x * power(half)) * power(e - half)
+    return (x * power(half).astype(x.dtype)) * power(e - half).astype(x.dtype)
 
 
 def by_reciprocal(x: Any, scale: Any) -> Any:
@@ -90,7 +90,8 @@ def nearest(format: Format, y: Any, zero_point: Any = None, noise: Any = None) -
     Args:
       y: float32, without NaN.
       zero_point: the code of 0, of the codes' dtype.
-      noise: float32 in [0, 1): rounds up where the remainder is larger (stochastic rounding); ties to even without.
+      noise: float32 in [0, 1): rounds up where the remainder is larger (stochastic rounding), so that numbers that codes
+        stand for stay; ties to even without.
     """
     codes = format.codes
     if isinstance(codes, Integers):
@@ -100,7 +101,7 @@ def nearest(format: Format, y: Any, zero_point: Any = None, noise: Any = None) -
         if zero_point is None and noise is None:  # the clip keeps the product before it and this sum apart
             bits = lax.bitcast_convert_type(y + MAGIC, jnp.int32)
             return bits.astype(jnp.int8 if codes.low < 0 else jnp.uint8)
-        y = jnp.round(y) if noise is None else jnp.floor(y + noise)
+        y = jnp.round(y) if noise is None else _up_by(y, noise)
         if zero_point is not None:
             y = y + zero_point.astype(jnp.float32)
         y = jnp.clip(y, low, high)
@@ -111,10 +112,16 @@ def nearest(format: Format, y: Any, zero_point: Any = None, noise: Any = None) -
         if noise is not None:
             info = jnp.finfo(dtype)
             e = jnp.maximum(exponent(jnp.abs(y)), int(info.minexp)) - int(info.nmant)
-            steps = jnp.floor(jnp.abs(times_power(y, -e)) + noise)
+            steps = _up_by(jnp.abs(times_power(y, -e)), noise)
             y = jnp.copysign(jnp.minimum(times_power(steps, e), codes.largest), y)
         return y.astype(dtype)
     return _in_table(codes, y, noise)
+
+
+def _up_by(y: Any, noise: Any) -> Any:
+    """The integer below, or above where the remainder, which is exact, is larger than ``noise``."""
+    below = jnp.floor(y)
+    return below + (y - below > noise).astype(jnp.float32)
 
 
 def _in_table(table: Table, y: Any, noise: Any) -> Any:
@@ -140,8 +147,11 @@ def _in_table(table: Table, y: Any, noise: Any) -> Any:
 def _count(t: Any, edges: np.ndarray, ties: str) -> Any:
     """How many edges lie below ``t``; an edge that is met counts by ``ties``: never, always, or to the even count."""
     if len(edges) > 32:
-        assert ties != "even"
-        return jnp.searchsorted(edges, t, side="left" if ties == ">" else "right", method="scan_unrolled").astype(jnp.int32)
+        found = lambda side: jnp.searchsorted(edges, t, side=side, method="scan_unrolled").astype(jnp.int32)
+        if ties == "even":
+            below = found("left")
+            return jnp.where(below & 1 == 1, found("right"), below)
+        return found("left" if ties == ">" else "right")
     total = jnp.zeros(t.shape, jnp.int32)
     for i, edge in enumerate(edges):
         above = t >= edge if ties == ">=" or (ties == "even" and i % 2) else t > edge
@@ -163,10 +173,12 @@ def number(format: Format, codes: Any, dtype: Any = jnp.float32) -> Any:
         return codes.astype(dtype)
     table = format.codes
     values = np.asarray(table.values, np.float32)
-    if len(values) > 32:
-        return jnp.take(jnp.asarray(values, dtype), codes.astype(jnp.int32), axis=0)
     bits = (len(values) - 1).bit_length()
-    found = _select(codes, [jnp.asarray(v, dtype) for v in values], bits)
+    if len(values) > 32:
+        magnitudes = codes & np.uint8((1 << bits) - 1) if table.signed else codes
+        found = jnp.take(jnp.asarray(values, dtype), magnitudes.astype(jnp.int32), axis=0)
+    else:
+        found = _select(codes, [jnp.asarray(v, dtype) for v in values], bits)
     if table.signed:
         found = jnp.where((codes >> np.uint8(bits)) & np.uint8(1) == 1, -found, found)
     return found
@@ -195,11 +207,7 @@ def scaled(dtype: str, numbers: Any, scale: Any) -> Any:
     """numbers · scale, for scales as they are held; float32, or float64 if the numbers are."""
     if dtype != "e8m0":
         return numbers * scale.astype(numbers.dtype)
-    if numbers.dtype == jnp.float64:
-        out = numbers * jnp.exp2(scale.astype(jnp.float64) - 127)
-    else:
-        out = times_power(numbers, scale.astype(jnp.int32) - 127)
-    return jnp.where(scale == np.uint8(255), jnp.nan, out)
+    return jnp.where(scale == np.uint8(255), jnp.nan, times_power(numbers, scale.astype(jnp.int32) - 127))
 
 
 def noise(key: Any, shape: tuple[int, ...]) -> Any:

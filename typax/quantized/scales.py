@@ -4,20 +4,23 @@
     s = 2^(floor(log2 a) - emax)           e8m0 (OCP MX v1.0, section 6.3); other ways to round the exponent: `EXPONENTS`
     s = g · e4m3(a/6 / g)                  nvfp4, with g = max a / (448 · 6)
 
+With a key, for stochastic rounding, scales are rounded up, so that nothing saturates, which would be a bias.
+
 A group that holds NaN or an infinity has scale NaN and codes 0: it stands for NaN as a whole, and no other group does.
 Reductions of XLA:CPU drop NaN in large arrays, so it is looked for by a sum of its own.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from typax.quantized.format import Floats, Format, Integers
-from typax.quantized.rounding import TINY, by_reciprocal, nearest, number, scaled, times_power
+from typax.quantized.format import Format, Integers, Table
+from typax.quantized.rounding import TINY, by_reciprocal, exponent, nearest, number, scaled, times_power
 
 EXPONENTS = ("floor", "even", "ceil", "rceil")
 SHRINKS = tuple(np.float32(1 - i / 64) for i in range(40))
@@ -45,31 +48,67 @@ def largest(rows: Any, inner: Sequence[int]) -> Any:
     return jnp.max(jnp.abs(rows), axis=tuple(inner), initial=0.0)
 
 
-def held(format: Format, a: Any, inner: Sequence[int], exponents: str = "floor") -> Held:
-    """Scales for groups whose largest magnitude is ``a``, without those of a second level."""
+def reaching(format: Format, rows: Any, inner: Sequence[int]) -> Any:
+    """What to take for the largest magnitude so that no value saturates: tables may end at other numbers below."""
+    codes = format.codes
+    if not isinstance(codes, Table) or codes.signed or codes.values[0] in (0, -codes.values[-1]):
+        return largest(rows, inner)
+    ends = (
+        (jnp.max(rows, axis=tuple(inner), initial=0.0), codes.values[-1]),
+        (jnp.min(rows, axis=tuple(inner), initial=0.0), codes.values[0]),
+    )
+    return jnp.maximum(*(end * np.float32(codes.largest / most) for end, most in ends))
+
+
+def held(format: Format, a: Any, inner: Sequence[int], exponents: str = "floor", up: bool = False) -> Held:
+    """Scales for groups whose largest magnitude is ``a``, without those of a second level; ``up``: rounded up."""
     kind, q = format.scale.dtype, format.codes.largest
     if kind == "e8m0":
-        e = shared_exponent(format, a, exponents)
-        return Held((e + 127).astype(jnp.uint8), lambda rows: times_power(rows, -over(e, inner)))
+        return _in_bytes(shared_exponent(format, a, exponents), inner)
     if kind == "float8_e4m3fn":
-        s8 = jnp.clip(divided(a, np.float32(q)), np.float32(2.0**-6), np.float32(448)).astype(jnp.float8_e4m3fn)
-        r = 1 / s8.astype(jnp.float32)
-        return Held(s8, lambda rows: rows * over(r, inner))
-    return of_floats(format, a * np.float32(1 / q), inner, below=2.0**128 / q)
+        return of_floats(format, divided(a, np.float32(q)), inner, 448.0, up)
+    return of_floats(format, a * np.float32(1 / q), inner, 2.0**128 / q, up)
 
 
-def of_floats(format: Format, s: Any, inner: Sequence[int], below: float = math.inf) -> Held:
+def of_floats(format: Format, s: Any, inner: Sequence[int], below: float = math.inf, up: bool = False) -> Held:
     """Scales that are floats, finite ones below a number: rounded to the dtype in which they are held, and not below its
     normal numbers."""
     dtype = jnp.dtype(format.scale.dtype)
     s = jnp.maximum(s, np.float32(jnp.finfo(dtype).tiny) if dtype != jnp.float32 else TINY)
-    if dtype != jnp.float32:
+    if dtype == jnp.float8_e4m3fn:
+        s = to_e4m3(s, up).astype(jnp.float32)
+    elif dtype != jnp.float32:
         info = jnp.finfo(dtype)
-        s = lax.reduce_precision(s, info.nexp, info.nmant)
+        exact, s = s, lax.reduce_precision(s, info.nexp, info.nmant)
+        if up:  # to the next one of that many bits
+            above = lax.bitcast_convert_type(s, jnp.int32) + np.int32(1 << (23 - info.nmant))
+            s = jnp.where(
+                s < exact, lax.reduce_precision(lax.bitcast_convert_type(above, jnp.float32), info.nexp, info.nmant), s
+            )
     if below <= 2.0**126:  # no reciprocal is subnormal
         # else one is divided by the scale for each number, where scales lie beside each other
         return Held(s.astype(dtype), lambda rows: rows * over(lax.optimization_barrier(1 / s), inner))
     return Held(s.astype(dtype), lambda rows: by_reciprocal(rows, over(s, inner)))
+
+
+def to_e4m3(s: Any, up: bool = False) -> Any:
+    """Scales from 2^-6 to 448 in float8."""
+    s = jnp.clip(s, np.float32(2.0**-6), np.float32(448))
+    near = s.astype(jnp.float8_e4m3fn)
+    if not up:
+        return near
+    bits = lax.bitcast_convert_type(near, jnp.uint8)
+    return lax.bitcast_convert_type(bits + (near.astype(jnp.float32) < s).astype(jnp.uint8), jnp.float8_e4m3fn)
+
+
+def of_powers(s: Any, inner: Sequence[int]) -> Held:
+    """Given scales as bytes e8m0, rounded up to powers of two."""
+    bits = lax.bitcast_convert_type(s, jnp.int32)
+    return _in_bytes(jnp.minimum(((bits + 0x7FFFFF) >> 23) - 127, 127), inner)
+
+
+def _in_bytes(e: Any, inner: Sequence[int]) -> Held:
+    return Held((e + 127).astype(jnp.uint8), lambda rows: times_power(rows, -over(e, inner)))
 
 
 def divided(a: Any, by: Any) -> Any:
@@ -97,19 +136,18 @@ def shared_exponent(format: Format, a: Any, exponents: str) -> Any:
 
 
 def _mantissa(format: Format) -> int:
-    """Bits of the fraction of a code."""
-    return int(jnp.finfo(format.codes.dtype).nmant) if isinstance(format.codes, Floats) else 1
+    """Bits of the fraction of the largest codes, those from 2^emax on, which are ``gap`` apart."""
+    return max(math.frexp(format.codes.largest)[1] - math.frexp(format.codes.gap)[1], 0)
 
 
 # --- two levels ------------------------------------------------------------------------------------------------------
 
 
-def two_levels(format: Format, a: Any, inner: Sequence[int]) -> tuple[Any, Any, Callable[[Any], Any]]:
+def two_levels(format: Format, a: Any, inner: Sequence[int], up: bool = False) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Scales in float8 with one float32 scale for all of them: ``s8``, ``g`` and what makes units."""
     q = np.float32(format.codes.largest)
-    most = np.float32(448)
-    g = jnp.maximum(divided(jnp.max(a, initial=0.0), most * q), TINY)
-    s8 = jnp.clip(divided(divided(a, q), g), np.float32(2.0**-6), most).astype(jnp.float8_e4m3fn)
+    g = jnp.maximum(divided(jnp.max(a, initial=0.0), np.float32(448) * q), TINY)
+    s8 = to_e4m3(divided(divided(a, q), g), up)
     r = (1 / g) / s8.astype(jnp.float32)
     return s8, g, lambda rows: rows * over(r, inner)
 
@@ -117,14 +155,16 @@ def two_levels(format: Format, a: Any, inner: Sequence[int]) -> tuple[Any, Any, 
 # --- what the scale is made of ---------------------------------------------------------------------------------------
 
 
-def percentile(rows: Any, inner: Sequence[int], at: float, counts: Any) -> Any:
-    """The magnitude below which ``at`` percent of each row lie; ``counts`` are those of a row that are no padding."""
-    n = int(np.prod([rows.shape[i] for i in inner]))
+def percentile(rows: Any, inner: Sequence[int], at: float, counts: np.ndarray) -> Any:
+    """The magnitude that at least ``at`` percent of each row do not exceed; ``counts`` are those of a row that are no
+    padding."""
+    n = math.prod(rows.shape[i] for i in inner)
     flat = jnp.abs(rows).reshape(*rows.shape[: rows.ndim - len(inner)], n)
     ordered = jnp.sort(flat, axis=-1)  # padding is zeros, which come first
-    place = jnp.ceil(counts * np.float32(at / 100)).astype(jnp.int32)
-    place = jnp.clip(n - counts.astype(jnp.int32) + place - 1, 0, n - 1)
-    return jnp.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
+    share = Fraction(repr(at)) / 100  # as it is written: 99.9 percent of 1000 are 999, and of a float a little more
+    places = {c: max(n - c + math.ceil(c * share) - 1, 0) for c in map(int, np.unique(counts))}
+    place = np.vectorize(places.get, otypes=[np.int32])(counts)
+    return jnp.take_along_axis(ordered, jnp.asarray(place)[..., None], axis=-1)[..., 0]
 
 
 def searched(format: Format, rows: Any, a: Any, inner: Sequence[int], exponents: str) -> Any:
@@ -134,10 +174,16 @@ def searched(format: Format, rows: Any, a: Any, inner: Sequence[int], exponents:
     def error(shrink: Any) -> Any:
         made = held(format, a * shrink, inner, exponents)
         codes = nearest(format, made.units(rows))
-        back = scaled(format.scale.dtype, number(format, codes), over(made.scale, inner))
-        return jnp.sum(jnp.square(rows - lax.optimization_barrier(back)), axis=tuple(inner))
+        return squared(rows, scaled(format.scale.dtype, number(format, codes), over(made.scale, inner)), a, inner)
 
     return _least(error, a)
+
+
+def squared(rows: Any, back: Any, a: Any, inner: Sequence[int]) -> Any:
+    """The squared error of each row, whose largest magnitude is ``a``, in units of about that: squares of tiny numbers are
+    0, of huge ones infinite."""
+    off = rows - lax.optimization_barrier(back)
+    return jnp.sum(jnp.square(times_power(off, -over(exponent(a), inner))), axis=tuple(inner))
 
 
 def searched_between(error: Callable[[Any], Any], low: Any, high: Any) -> tuple[Any, Any]:
@@ -156,20 +202,23 @@ def _least(error: Callable[[Any], Any], a: Any) -> Any:
     return lax.fori_loop(1, len(SHRINKS), step, (error(SHRINKS[0]), a))[1]
 
 
-def between(format: Format, low: Any, high: Any) -> tuple[Any, Any]:
-    """Scale and zero point for groups of values from ``low`` <= 0 to ``high`` >= 0."""
+def between(format: Format, low: Any, high: Any, inner: Sequence[int], up: bool = False) -> tuple[Held, Any]:
+    """Scales and zero points for groups of values from ``low`` <= 0 to ``high`` >= 0; ``up``: a step is left for what the
+    zero point is rounded by, so that nothing saturates."""
     codes = format.codes
     assert isinstance(codes, Integers)
     steps = codes.high - codes.low
-    s = jnp.maximum((high * np.float32(0.5) - low * np.float32(0.5)) * np.float32(2 / steps), TINY)
-    return s, zero_point(format, low, s)
+    steps = steps - 1 if up and steps > 1 else steps
+    made = of_floats(format, (high * np.float32(0.5) - low * np.float32(0.5)) * np.float32(2 / steps), inner, up=up)
+    return made, zero_point(format, low, made.scale.astype(jnp.float32), up)
 
 
-def zero_point(format: Format, low: Any, s: Any) -> Any:
-    """The code of 0, where ``low`` has the least code."""
+def zero_point(format: Format, low: Any, s: Any, up: bool = False) -> Any:
+    """The code of 0, where ``low`` has the least code, or the one above it."""
     codes = format.codes
     assert isinstance(codes, Integers)
-    z = jnp.clip(jnp.round(by_reciprocal(-low, s)), 0, codes.high - codes.low) + codes.low
+    z = (jnp.ceil if up else jnp.round)(by_reciprocal(-low, s))
+    z = jnp.clip(z, 0, codes.high - codes.low) + codes.low
     return z.astype(jnp.int8 if codes.low < 0 else jnp.uint8)
 
 

@@ -99,11 +99,13 @@ class QuantizedType(ValueType):
         dims = text[text.rindex("[") :]
         own = [] if self.dtype == jnp.dtype("float32") else [str(self.dtype)]
         scale = self.leaves[1]
-        if not isinstance(scale, ValueType) and scale.dtype != self.of_format.scale_storage:
-            own.append(f"scale={scale.dtype}")
-        own_axes, mark = _shown(self.groups, self.of_format.group)
+        f = self.of_format
+        usual = jnp.dtype("float32") if f.shown in (f"q{f.bits}", f"u{f.bits}") else f.scale_storage
+        if not isinstance(scale, ValueType) and scale.dtype != usual:
+            own.append(f"scale={scale.dtype if f.scale.dtype != 'e8m0' else 'e8m0'}")
+        own_axes, mark = _shown(self.groups, self.shape, f)
         shown = own_axes + own
-        name = self.of_format.shown + ("z" if self.extra == "z" else "") + mark
+        name = f.shown + ("z" if self.extra == "z" else "") + mark
         return name + (f"<{','.join(shown)}>" if shown else "") + dims
 
     def __repr__(self) -> str:
@@ -112,15 +114,17 @@ class QuantizedType(ValueType):
     __str__ = __repr__
 
 
-def _shown(groups: Groups, usual: int | None) -> tuple[list[str], str]:
-    """How a layout prints: by a mark where it is a usual one, else by its axes; ``usual`` is the group that is not shown."""
+def _shown(groups: Groups, shape: tuple[Any, ...], format: Format) -> tuple[list[str], str]:
+    """How a layout prints: by a mark where it is a usual one, else by its axes; a group that a format has of its own, for an
+    array of this ``shape``, is not shown."""
     rank = len(groups)
     shared = [a - rank for a in layout.inner_axes(groups)]
     sizes = [groups[a] for a in shared]
-    mark = "g" + "x".join(map(str, sizes)) if all(sizes) and sizes != [usual] else ""
-    if shared == [-1]:
+    usual = len(shared) == 1 and sizes == [format.group_of(shape, shared[0]) or 0]
+    mark = "g" + "x".join(map(str, sizes)) if all(sizes) and not usual else ""
+    if shared == [-1] and (mark or usual):
         return [], mark
-    if shared == [-2]:
+    if shared == [-2] and (mark or usual):
         return [], mark + "t"
     if shared == [-2, -1] and mark:
         return [], mark
@@ -346,8 +350,8 @@ def limits_of(q: Any) -> tuple[Any, Any]:
     else:
         ends = (ones * np.float32(low), ones * np.float32(high))
     rows = (rounding.scaled(f.scale.dtype, e, scale_of(q)) for e in ends)
-    low, high = (layout.merge(r, all_groups(ty), missing) for r in rows)
-    return low, high
+    ends = tuple(layout.merge(r, all_groups(ty), missing) for r in rows)
+    return jnp.minimum(*ends), jnp.maximum(*ends)  # a scale may be negative
 
 
 # --- making values ---------------------------------------------------------------------------------------------------
