@@ -12,15 +12,17 @@ point, 2^-23 · max |x| · Σ |c| (2^-31 with four digits), beside a few roundin
     `by_digits`    [n, k] or [k, n], a scale for each n or none    above
                    [g, n, k/g], a scale for each g and n           above, group after group, summed in float32
     `by_codes`     these                                           as by one digit: rows of x are quantized
-    `by_blocks`    [n, k], [g, n, k/g]                             as bfloat16, a block of n at a time
-    `converted`    all                                             as float32, a block of n, or of k, at a time
+    `by_blocks`    [n, k], [g, n, k/g]                             as bfloat16, a block of n, or of g, at a time
+    `converted`    all                                             as float32, a block of n, of g, or of k at a time
 
 Codes of 4 bits are not put side by side: of bytes b, ``b << 4`` and ``b & 0xF0`` are the even and the odd codes times 16,
-and the activations are taken in that order. XLA multiplies int8 with int8, and bfloat16 with bfloat16, in the wide registers
-of CPUs, but only from two rows on: fewer than `ROWS` are filled up.
+and the activations are taken in that order, all even ones first. XLA multiplies int8 with int8, and bfloat16 with bfloat16,
+in the wide registers of CPUs, but only from two rows on: fewer than `ROWS` are filled up.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,14 +30,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from typax.quantized import rounding
+from typax.quantized import layout, rounding
 from typax.quantized.format import Floats, Format, Integers, Table
 
 ROWS = 8
 """Products of fewer rows than this take as long."""
 BLOCK = 1 << 20
 """Codes that are converted at a time."""
+FEW = 256
+"""Rows up to which a product is faster with its operands exchanged."""
+SOME = 8
+"""Groups whose products are made at a time."""
+REGISTER = 64
+"""Bytes."""
 TALL = 1024
 """Products of more rows than this are made a block at a time, so that their sums in int32 stay in the cache."""
 LONG = 1 << 16
@@ -53,37 +62,33 @@ MANY = 256
 # --- codes of a byte -------------------------------------------------------------------------------------------------
 
 
-def integers(format: Format, zero_point: bool) -> Callable[[Any], tuple[list[Any], float]] | None:
-    """What makes int8 of words: for each code of a byte those of all bytes, and the unit; ``None`` if nothing does."""
+def integers(format: Format, zero_point: bool) -> Callable[[Any], tuple[Any, float]] | None:
+    """What makes int8 [..., per, w] of words [..., w], all first codes of them and then the others; and the unit."""
     codes = format.codes
     if zero_point:
         return None
     if isinstance(codes, Integers) and codes.low < 0 and format.bits == 8:
-        return lambda words: ([words], 1.0)
+        return lambda words: (words[..., None, :], 1.0)
     if format.bits != 4:
         return None
     if isinstance(codes, Integers) and codes.low < 0:
-        return lambda b: (_ordered(format, _int8(b << np.uint8(4)), _int8(b & np.uint8(0xF0))), 1 / 16)
+        return lambda b: (_int8(_halves(format, b, lambda low: low << np.uint8(4)) & np.uint8(0xF0)), 1 / 16)
     if isinstance(codes, Table):
         numbers, unit = as_int8(codes)
-        halves = lambda b: _ordered(format, *(_chosen(b, numbers, shift) for shift in (0, 4)))
-        return lambda b: (halves(b), unit)
+        return lambda b: (_of_table(format, b, numbers), unit)
     return None
 
 
-def bfloats(format: Format, zero_point: bool) -> Callable[[Any], list[Any]] | None:
-    """What makes bfloat16 of words, for each code of a byte; ``None`` if nothing does."""
+def bfloats(format: Format, zero_point: bool) -> Callable[[Any], Any] | None:
+    """What makes bfloat16 [..., per, w] of words [..., w], as `integers` does; ``None`` if nothing does."""
     codes = format.codes
     if isinstance(codes, Floats) and codes.dtype == "float8_e4m3fn":
-        return lambda words: [_e4m3(words)]
+        return lambda words: _e4m3(words[..., None, :])
     if isinstance(codes, Table) and format.bits == 4:
         numbers = np.asarray(all_numbers(codes), np.float32).astype(jnp.bfloat16).view(np.uint16)
-        return lambda b: [_bfloat16(h) for h in _ordered(format, *(_chosen(b, numbers, shift) for shift in (0, 4)))]
+        return lambda b: _bfloat16(_of_table(format, b, numbers))
     found = integers(format, zero_point)
-    if found is None:
-        return None
-
-    return lambda words: _floats(*found(words), dtype=jnp.bfloat16)
+    return None if found is None else lambda words: _floats(*found(words), dtype=jnp.bfloat16)
 
 
 def as_int8(table: Table) -> tuple[np.ndarray, float]:
@@ -101,12 +106,24 @@ def all_numbers(table: Table) -> list[float]:
     return found + [found[0]] * (16 - len(found))
 
 
-def _ordered(format: Format, low: Any, high: Any) -> list[Any]:
-    return [low, high] if format.order == "low" else [high, low]
+def _halves(format: Format, b: Any, of_low: Callable[[Any], Any]) -> Any:
+    """Of bytes [..., w], [..., 2, w]: those of the first codes and those of the second, the lower four bits moved."""
+    is_low = lax.broadcasted_iota(jnp.int32, (2, 1), 0) == (0 if format.order == "low" else 1)
+    b = b[..., None, :]
+    return jnp.where(is_low, of_low(b), b)
+
+
+def _of_table(format: Format, b: Any, numbers: np.ndarray) -> Any:
+    return _chosen(_halves(format, b, lambda low: low << np.uint8(4)), numbers, 4)
 
 
 def _int8(b: Any) -> Any:
     return lax.bitcast_convert_type(b, jnp.int8)
+
+
+def _bytes(words: Any) -> Any:
+    """Words that are no floats: XLA makes float16 of all that it moves as float8."""
+    return lax.bitcast_convert_type(words, jnp.uint8) if jnp.issubdtype(words.dtype, jnp.floating) else words
 
 
 def _bfloat16(b: Any) -> Any:
@@ -129,34 +146,39 @@ def _chosen(b: Any, numbers: np.ndarray, shift: int) -> Any:
 
 
 def _e4m3(words: Any) -> Any:
-    """Bytes of float8_e4m3fn as bfloat16, of which it is a part: bits move, subnormal numbers are chosen."""
+    """Bytes of float8_e4m3fn as bfloat16, of which it is a part: bits move.
+
+    The bits of a float are a concave function of its value, linear from one power of two to the next. So those of a normal
+    number, 16 · e + 120 · 2^7, are below the lines through the subnormal ones, and these are where the lines cross.
+    """
     b = words.astype(jnp.uint16)
     e = b & np.uint16(0x7F)
-    t = (e << np.uint16(4)) + np.uint16(120 << 7)
-    subnormal = _chosen(b, (np.arange(8) * 2.0**-9).astype(jnp.bfloat16).view(np.uint16), 0)
-    t = jnp.where(e < np.uint16(8), subnormal, t)
+    lines = [(e << np.uint16(i + 4)) + np.uint16(15360 - 128 * i) for i in range(4)]
+    t = jnp.minimum(jnp.minimum(*lines[:2]), jnp.minimum(*lines[2:]))
+    t = jnp.minimum(t, np.uint16(0) - e)  # of zero, which no line meets
     t = jnp.where(e == np.uint16(0x7F), np.uint16(0x7FC0), t)
-    return _bfloat16(t | (b & np.uint16(0x80)) << np.uint16(8))
+    return _bfloat16(t | (b << np.uint16(8)) & np.uint16(0x8000))
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
-    """Rows in fixed point: ``of`` int8 [digits, m, k], the lowest first, times 256^i · 2^-exponent; or codes, one digit,
-    with scales: of [m], or of [g, m] where they meet groups. A list of them is for each code of a word."""
+    """Rows in fixed point: ``of`` int8 [digits, m, k], the lowest first, times 256^i · unit · scale; or codes, one digit.
+
+    Scales are float32 [m], powers of two for digits; or [g, m], where codes meet groups.
+    """
 
     of: Any
-    exponents: Any  # int32 [m]
-    scale: Any = None
+    scale: Any
+    unit: float = 1.0
 
-    def together(self, sums: Any, scale: Any) -> Any:
-        """Of int32 [digits, m, n], the sums of each digit, and scales that broadcast to [m, n], the result in float32."""
+    def together(self, sums: Any, scale: Any, own: Any) -> Any:
+        """Of the sums of each digit, int32, and scales that broadcast to them, the result in float32."""
         y = sums[-1].astype(jnp.float32)
         for s in sums[-2::-1]:
             y = y * np.float32(256) + s.astype(jnp.float32)
-        y = y * scale
-        return y * self.scale[:, None] if self.exponents is None else rounding.times_power(y, -self.exponents[:, None])
+        return (y if self.unit == 1 else y * np.float32(self.unit)) * scale * own
 
 
 def spread(x: Any) -> tuple[Any, Any]:
@@ -175,25 +197,34 @@ def spread(x: Any) -> tuple[Any, Any]:
 
 def digits(x: Any, largest: Any, count: int) -> Digits:
     """Rows [m, k] of finite float32, of these largest magnitudes, in so many digits."""
-    # the largest that digits can hold is 127/128 of a power of two, and a little more
-    k = (8 * count - 2) - rounding.exponent(largest * np.float32(1 + 2.0**-7))
-    whole = jnp.round(rounding.times_power(x, k[:, None])).astype(jnp.int32)
+    # the largest that digits can hold is 127/128 of a power of two, and a little more; that of a row is half of it, a float
+    e = jnp.maximum(rounding.exponent(largest * np.float32(1 + 2.0**-7)), -125)
+    whole = jnp.round(rounding.times_power(x, 8 * count - 2 - e[:, None])).astype(jnp.int32)
     # a byte has a sign: what is above it is rounded, that is, raised by half of its unit, and so on upwards
     shifts = lax.broadcasted_iota(jnp.int32, (count, 1, 1), 0) * 8
     halves = 0x00808080 & ((1 << shifts) - 1)
-    return Digits(((whole + halves) >> shifts).astype(jnp.int8), k)
+    return Digits(((whole + halves) >> shifts).astype(jnp.int8), rounding.power(e - 1), 2.0 ** (3 - 8 * count))
 
 
-def in_order(x: Any, per: int, words: int) -> list[Any]:
-    """The last axis, filled up to what so many words hold, in pieces: what meets the first codes of words, and so on."""
+def in_order(x: Any, per: int, words: int) -> Any:
+    """The last axis, filled up to what so many words hold, as `integers` gives codes: [..., per, words]."""
     if x.shape[-1] < words * per:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, words * per - x.shape[-1])])
-    return [x[..., i::per] for i in range(per)]
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], words, per), -1, -2)
 
 
-def filled(x: Any) -> Any:
+def laid_out(codes: Any, rank: int) -> Any:
+    """[..., per, w] with all but the first axes as one, in memory: what makes them runs along w, and so fills registers."""
+    if codes.ndim > rank + 1 or codes.shape[-2] > 1:
+        codes = with_layout_constraint(codes, Layout(tuple(range(codes.ndim))))
+        codes = lax.optimization_barrier(codes)
+    return codes.reshape(*codes.shape[: rank - 1], -1)
+
+
+def filled(x: Any, axis: int = 0) -> Any:
     """At least `ROWS` rows."""
-    return x if x.shape[0] >= ROWS else jnp.pad(x, ((0, ROWS - x.shape[0]), (0, 0)))
+    pads = [(0, max(0, ROWS - n) if a == axis else 0) for a, n in enumerate(x.shape)]
+    return jnp.pad(x, pads) if pads[axis][1] else x
 
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -212,23 +243,27 @@ class Weights(NamedTuple):
         return 8 // self.format.bits
 
 
-def whole(x: Any, codes: Any, by: str) -> Any:
-    """Σ x · codes of int8 [m, k] and [n, k] or [k, n], int32; long sums would overflow, see `summed`."""
-    axis = 1 if by == "nk" else 0
-    y = lax.dot_general(filled(x), codes, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.int32)
-    return y[: x.shape[0]]
+def whole(x: Any, codes: Any, by: str, dtype: Any = jnp.int32) -> Any:
+    """Σ x · codes of int8 or bfloat16 [m, k] and [n, k] or [k, n]; long sums of integers would overflow, see `summed`.
+
+    XLA packs the second operand of a product anew, which takes longer than products of few rows: that is then what is few.
+    """
+    m, axis = x.shape[0], 1 if by == "nk" else 0
+    x = x if x.dtype == jnp.float32 else filled(x)
+    of = lambda a, b, axes: lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=dtype)
+    if by == "nk" and m <= FEW:
+        return of(codes, x, ((1,), (1,)))[:, :m].T
+    return of(x, codes, ((1,), (axis,)))[:m]
 
 
-def summed(d: Digits, codes: Sequence[Any], scale: Any, unit: float, by: str) -> Any:
+def summed(d: Digits, codes: Any, scale: Any, unit: float, by: str) -> Any:
     """The product of rows of digits with int8 codes, float32 [m, n], in pieces whose sums do not overflow."""
-    count, m, k = d.of[0].shape
-    axis, step = (1 if by == "nk" else 0), LONG // len(codes)
-    total = None
-    for i in range(0, k, step):
-        part = lambda a, axis: a if k <= step else lax.slice_in_dim(a, i, min(i + step, k), axis=axis)  # noqa: B023
-        pairs = zip(d.of, codes, strict=True)
-        sums: Any = sum(whole(part(a, 2).reshape(count * m, -1), part(c, axis), by) for a, c in pairs)
-        y = d.together(sums.reshape(count, m, -1), scale * np.float32(unit))
+    count, m, k = d.of.shape
+    axis, total = (1 if by == "nk" else 0), None
+    for i in range(0, k, LONG):
+        part = lambda a, axis: a if k <= LONG else lax.slice_in_dim(a, i, min(i + LONG, k), axis=axis)  # noqa: B023
+        sums = whole(part(d.of, 2).reshape(count * m, -1), part(codes, axis), by).reshape(count, m, -1)
+        y = d.together(sums, scale * np.float32(unit), d.scale[:, None])
         total = y if total is None else total + y
     return total
 
@@ -241,9 +276,15 @@ def block_of(n: int, most: int) -> int:
 def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any], axis: int) -> Any:
     """``f`` of arrays that are cut along an axis, of length n, into blocks; its results [m, block] put together."""
     if block >= n:
-        return f(*arrays)
-    cut = lambda at: (lax.dynamic_slice_in_dim(a, at, block, axis) for a in arrays)
-    one = jax.eval_shape(lambda: f(*(lax.slice_in_dim(a, 0, block, axis=axis) for a in arrays)))
+        return f(_bytes(arrays[0]), *arrays[1:])
+
+    def cut(at: Any) -> Any:
+        if jnp.issubdtype(arrays[0].dtype, jnp.floating):  # in here, or a copy of all is made before
+            words, at = lax.optimization_barrier((arrays[0], at))
+            return (lax.dynamic_slice_in_dim(a, at, block, axis) for a in (_bytes(words), *arrays[1:]))
+        return (lax.dynamic_slice_in_dim(a, at, block, axis) for a in arrays)
+
+    one = jax.eval_shape(lambda: f(*cut(np.uint32(0))))
     # unsigned, else each index is first looked at for a sign
     step = lambda p: (p[0] + np.uint32(block), lax.dynamic_update_slice_in_dim(p[1], f(*cut(p[0])), p[0], 1))
     none = jnp.repeat(jnp.zeros_like(one), n // block, axis=1)  # varying as results do
@@ -311,9 +352,9 @@ def by_codes(x: Any, words: Any, scale: Any, weights: Weights, as_int8: Any) -> 
     """The product of rows that are quantized to int8, each by a scale of its own, where there are groups one for each."""
     if weights.by != "gnk":
         codes, own = as_int8(x, 1)
-        return of_digits(Digits(codes[None], None, own), words, scale, weights)
+        return of_digits(Digits(codes[None], own), words, scale, weights)
     codes, own = as_int8(x.reshape(x.shape[0], words.shape[0], -1), 2)
-    return of_digits(Digits(codes.reshape(1, *x.shape), None, own.T), words, scale, weights)
+    return of_digits(Digits(codes.reshape(1, *x.shape), own.T), words, scale, weights)
 
 
 def by_digits(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
@@ -335,38 +376,62 @@ def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
     if weights.by == "gnk":
         return _of_groups(d, words, scale, weights, int8)
     n = words.shape[0 if weights.by == "nk" else 1]
-    d = d._replace(of=in_order(d.of, weights.per, words.shape[1]) if weights.by == "nk" else [d.of])
+    if weights.by == "nk":
+        d = d._replace(of=in_order(d.of, weights.per, words.shape[1]).reshape(*d.of.shape[:2], -1))
 
     def block(words: Any, *scale: Any) -> Any:
         codes, unit = int8(words)
-        return summed(d, codes, scale[0] if scale else np.float32(1), unit, weights.by)
+        return summed(d, laid_out(codes, 2), scale[0] if scale else np.float32(1), unit, weights.by)
 
     arrays = (words, scale) if weights.scaled else (words,)
-    whole = weights.by == "kn" or (weights.per == 1 and math.prod(d.of[0].shape[:2]) <= TALL)
-    return side_by_side(block, n, n if whole else block_of(n, BLOCK // d.of[0].shape[2] // weights.per), arrays, 0)
+    whole = weights.by == "kn" or (weights.per == 1 and math.prod(d.of.shape[:2]) <= TALL)
+    return side_by_side(block, n, n if whole else block_of(n, BLOCK // d.of.shape[2]), arrays, 0)
 
 
 def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
-    """One group after the other: the sums of integers times scales, in float32 with what the sum has lost beside it."""
-    groups, _, bytes_ = words.shape
+    """Some groups after others: the sums of integers times scales, in float32; of digits what the sum has lost beside it.
+
+    In here rows come last, [n, m]. Codes of groups too short to fill a register are those of several n in one row, which
+    meet rows of x that are zero for all but one of them.
+    """
+    groups, n, w = words.shape
     count, m, k = d.of.shape
-    of = [jnp.moveaxis(a, 2, 0) for a in in_order(d.of.reshape(count, m, groups, k // groups), weights.per, bytes_)]
+    join = REGISTER // w if weights.per > 1 and REGISTER % w == 0 and n % (REGISTER // w) == 0 else 1
+    rows = join * count * m
+    some = layout.divisor(
+        groups, max(1, min(SOME, groups // 2, 4 * BLOCK // (n * w * weights.per), BLOCK // (n * count * m)))
+    )
+    cut = lambda a, *shape: a.reshape(groups // some, some, *shape)
+    x = jnp.moveaxis(in_order(d.of.reshape(count * m, groups, k // groups), weights.per, w), 1, 0)
+    alone = jnp.eye(join, dtype=jnp.int8)[:, None, None, :, None]
+    x = filled((x[:, None, :, :, None, :] * alone).reshape(groups, rows, -1), 1)
 
     def product(p: Any) -> Any:
-        of, own, words, scale = p
+        x, own, words, scale = p
         codes, unit = int8(words)
-        return summed(Digits(of, d.exponents, own), codes, scale, unit, "nk")
+        sums = lax.dot_general(
+            laid_out(codes, 3), x, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.int32
+        )[:, :, :rows].reshape(some, n, count, m)  # fmt: skip
+        scale = scale * np.float32(unit)
+        owns = [d.scale] * some if own is None else list(own)
+        each = zip(sums, scale, owns, strict=True)
+        # a sum of terms: of a reduction XLA makes a step of its own
+        return functools.reduce(operator.add, (d.together(jnp.moveaxis(s, 1, 0), c[:, None], o) for s, c, o in each))
 
     def step(carry: Any, p: Any) -> Any:  # Knuth's sum of two: a + b = s + lost
         (a, total), b = carry, product(p)
+        if d.unit == 1:
+            return (a + b, total), None
+        b = lax.optimization_barrier(b)
         s = a + b
         rest = s - a
         return (s, total + ((a - (s - rest)) + (b - rest))), None
 
-    each = (of, d.scale, words, scale)
+    own = cut(d.scale, m) if d.scale.ndim > 1 else None
+    each = (cut(x, *x.shape[1:]), own, cut(words, n // join, join * w), cut(scale, n))
     zero = jnp.zeros_like(jax.eval_shape(lambda p: product(jax.tree.map(lambda a: a[0], p)), each))  # varying as results do
     (y, lost), _ = lax.scan(step, (zero, zero), each)
-    return jnp.where(jnp.isfinite(lost), y + lost, y)
+    return jnp.where(jnp.isfinite(lost), y + lost, y).T
 
 
 def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
@@ -377,8 +442,8 @@ def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w), dtype=jnp.float32), jnp.float32, BLOCK // 4)
 
 
-def _floats(pieces: list[Any], unit: float, dtype: Any) -> list[Any]:
-    return [p.astype(dtype) * jnp.dtype(dtype).type(unit) if unit != 1 else p.astype(dtype) for p in pieces]
+def _floats(codes: Any, unit: float, dtype: Any) -> Any:
+    return codes.astype(dtype) * jnp.dtype(dtype).type(unit) if unit != 1 else codes.astype(dtype)
 
 
 def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
@@ -394,31 +459,39 @@ def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
 def by_blocks(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product of both as bfloat16, summed in float32: float32 [m, n]."""
     decode: Any = bfloats(weights.format, weights.zero_point)
-    if jnp.issubdtype(words.dtype, jnp.floating):  # XLA makes float16 of all that it moves as float8
-        words = lax.bitcast_convert_type(words, jnp.uint8)
     return _of_blocks(x, words, scale, weights, decode, jnp.bfloat16, BLOCK)
 
 
 def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
-    """A block of n at a time: [n, k] in ``dtype``, at most so many codes; scales of groups are multiplied into it."""
-    grouped = weights.by == "gnk"
-    groups, n, width = words.shape if grouped else (1, *words.shape)
+    """At most so many codes at a time in ``dtype``: a block of n, [n, k], or of groups, of which sums are added up."""
+    if weights.by == "gnk":
+        return _of_blocks_of_groups(x, words, scale, weights, decode, dtype, 4 * most)
+    n, width = words.shape
     m, k = x.shape
-    pieces = [a.reshape(m, -1) for a in in_order(x.reshape(m, groups, k // groups).astype(dtype), weights.per, width)]
-    pieces = list(map(filled, pieces)) if dtype == jnp.bfloat16 else pieces
-
-    def together(codes: Any, scale: Any) -> Any:
-        """Of a block of groups, [n, k]."""
-        codes = codes.astype(jnp.float32) * scale[..., None]
-        codes = lax.optimization_barrier(_rounded(codes) if dtype == jnp.bfloat16 else codes)  # else fused, and no vectors
-        return jnp.moveaxis(codes, 0, 1).reshape(codes.shape[1], -1)
+    x = in_order(x.astype(dtype), weights.per, width).reshape(m, -1)
 
     def block(words: Any, *scale: Any) -> Any:
-        y = 0.0
-        for x, codes in zip(pieces, decode(words), strict=True):
-            codes = together(codes, scale[0]) if grouped else codes
-            y += lax.dot_general(x, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)[:m]
-        return y if grouped or not scale else y * scale[0]
+        y = whole(x, laid_out(decode(words), 2), "nk", jnp.float32)
+        return y * scale[0] if scale else y
 
     arrays = (words, scale) if weights.scaled else (words,)
-    return side_by_side(block, n, block_of(n, max(16, most // k)), arrays, 1 if grouped else 0)
+    return side_by_side(block, n, block_of(n, max(16, most // k)), arrays, 0)
+
+
+def _of_blocks_of_groups(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
+    """Scales are multiplied into what is converted."""
+    groups, n, width = words.shape
+    m, k = x.shape
+    some = layout.divisor(groups, max(1, min(groups // 4, most * groups // (n * k))))
+    cut = lambda a: a.reshape(groups // some, some, *a.shape[1:])
+    x = in_order(x.reshape(m, groups, k // groups).astype(dtype), weights.per, width)
+
+    def add(y: Any, p: Any) -> Any:
+        x, words, scale = p
+        codes = decode(words).astype(jnp.float32) * scale[..., None, None]
+        codes = jnp.moveaxis(_rounded(codes) if dtype == jnp.bfloat16 else codes, 0, 1)
+        return y + whole(x, laid_out(codes, 2), "nk", jnp.float32), None
+
+    each = (jnp.moveaxis(x.reshape(m, groups // some, -1), 1, 0), cut(words), cut(scale))
+    one = jax.eval_shape(lambda p: add(0, jax.tree.map(lambda a: a[0], p))[0], each)
+    return lax.scan(add, jnp.zeros_like(one), each)[0]  # varying as results do
