@@ -200,7 +200,7 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
     outer, width = rows.outer, rows.words.shape[-1] * 8 // rows.format.bits
     folds = bool(outer) and all(n in summed for n in outer)
     if rows.labels == (*outer, summed[-1]) and outer == (summed[0], *kept):
-        by = "gnk"
+        by = "gnk" if rows.length <= kernels.LONG else ""
     elif (folds or all(n in kept for n in outer)) and (width == rows.length or len(summed) == 1):
         by = {(*kept, *summed): "nk", (*summed, *kept): "kn"}.get(rows.labels, "")
     else:

@@ -35,10 +35,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from typax.quantized import layout, rounding
 from typax.quantized.format import Floats, Format, Integers, Table
 
-ROWS = 8
-"""Products of fewer rows than this take as long."""
+ROWS = 2
+"""The fewest rows that XLA multiplies in wide registers."""
 BLOCK = 1 << 20
-"""Codes that are converted at a time."""
+"""Codes that are converted at a time, to two bytes each."""
 FEW = 256
 """Rows up to which a product is faster with its operands exchanged."""
 SOME = 8
@@ -310,7 +310,8 @@ def way(weights: Weights, activations: Any, as_int8: Callable[[Any, Any], tuple[
 
     def to_float_accuracy(x: Any, words: Any, scale: Any) -> Any:
         m, k = x.shape
-        digits_pay = k >= MANY and (m <= ROWS if weights.by == "gnk" else m < 512 or k >= 3 * MANY)
+        # of groups there are sums for each
+        digits_pay = k >= MANY and (4 * m * words.shape[0] <= k if weights.by == "gnk" else m < 512 or k >= 3 * MANY)
         return (by_digits if digits_pay else converted)(x, words, scale, weights)
 
     return to_float_accuracy
@@ -361,7 +362,7 @@ def by_digits(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product of float32 [m, k] with integers, to float accuracy: float32 [m, n]."""
     m = x.shape[0]
     largest, ratio = spread(x)
-    little = weights.by != "gnk" and (4 * m <= ROWS or m * words.size * weights.per <= LITTLE)
+    little = weights.by != "gnk" and (m <= ROWS or m * words.size * weights.per <= LITTLE)
     counts = {WIDE: 4} if little else {PLAIN: 3, WIDE: 4}
     which: Any = sum((~(ratio <= np.float32(most))).astype(jnp.int32) for most in counts)
     if m > AT_ONCE and m % AT_ONCE == 0:
@@ -385,7 +386,7 @@ def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
 
     arrays = (words, scale) if weights.scaled else (words,)
     whole = weights.by == "kn" or (weights.per == 1 and math.prod(d.of.shape[:2]) <= TALL)
-    return side_by_side(block, n, n if whole else block_of(n, BLOCK // d.of.shape[2]), arrays, 0)
+    return side_by_side(block, n, n if whole else block_of(n, 2 * BLOCK // d.of.shape[2]), arrays, 0)
 
 
 def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
