@@ -73,6 +73,7 @@ ORDER = [
     "quantized.ggml",
     "quantized.kernels",
     "quantized.contract",
+    "quantized.pairs",
     "quantized.given",
     "quantized.products",
     "quantized",

@@ -377,18 +377,74 @@ def test_integers_meet_integers():
     n = 140_000
     long = typax.matmul(typax.quantize(jnp.ones((1, n))), typax.quantize(jnp.ones((n, 1)), axis=0))
     assert abs(float(long[0, 0]) / n - 1) < 1e-6
-    with pytest.raises(TypeError, match="has scales along the contracted axis, where only the second operand can have them"):
-        typax.matmul(typax.quantize(x, axis=0), typax.quantize(w, axis=0))
-    with pytest.raises(TypeError, match=r"meet as integers in int8, and nf4t\[12,10\] is made of other .* typax\.dense"):
-        typax.matmul(a, typax.quantize(w, "nf4", axis=0))
-    with pytest.raises(TypeError, match=r"q8zt\[12,10\] has a zero point; use typax\.dense of it"):
-        typax.matmul(a, typax.quantize(w, axis=0, zero_point=True))
     with pytest.raises(ValueError, match='activations=\'int8\'; they are "float", "dynamic"'):
         typax.matmul(x, typax.quantize(w), activations="int8")
-    with pytest.raises(
-        ValueError, match=r"activations='dynamic' needs weights that are integers in int8 .* not f8e4m3t\[12,10\]"
-    ):
-        typax.matmul(x, typax.quantize(w, "fp8_e4m3", axis=0), activations="dynamic")
+    for wrong in (float("inf"), True, 0, -0.5):
+        with pytest.raises(ValueError, match="or a scale above 0"):
+            typax.matmul(x, typax.quantize(w), activations=wrong)
+
+
+PAIRS = [
+    (("int8", {"group": 5}), ("int4", {"axis": 0, "group": 10})),  # groups of one are pieces of those of the other
+    (("int8", {"group": 12}), ("nvfp4", {"axis": 0, "group": 4})),
+    (("mxfp4", {}), ("mxfp4", {"axis": 0})),
+    (("int8", {"axis": (0, 1), "group": (2, 4)}), ("int8", {"axis": (0, 1), "group": (8, 3)})),
+    (("int4", {"group": 4}), ("int8", {"axis": 0})),  # none of the second: exchanged
+    (("uint4", {"zero_point": True}), ("int8", {"axis": 0})),  # these as floats
+    (("mxfp8", {}), ("fp8_e4m3", {})), (("int8", {"axis": 0}), ("nf4_double", {"axis": 0, "group": 6})),
+    (("int8", {"group": 4}), ("int8", {"axis": 0, "group": 3})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=[f"{a[0]}-{b[0]}" for a, b in PAIRS])
+def test_any_two_quantized_arrays_meet(pair, monkeypatch):
+    monkeypatch.setattr(contract, "BLOCK", 32)
+    rng = np.random.default_rng(14)
+    (a, b), (x, w) = pair, (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((7, 23), (23, 9)))
+    a, b = typax.quantize(x, a[0], **a[1]), typax.quantize(w, b[0], **b[1])
+    x, w = typax.dense(a), typax.dense(b)
+    typax.matmul.forget()
+    typax.dot_general.forget()
+    close(jax.jit(typax.matmul)(a, b), x @ w, x, w)
+    of_both = lambda a, b: jnp.swapaxes(typax.dot_general(b, a, (((0,), (1,)), ((), ()))), 0, 1)
+    close(jax.jit(of_both)(a, b), x @ w, x, w)
+    text = jax.jit(typax.matmul).lower(a, b).as_text()
+    assert bool(re.search(r"dot_general .*xi8>\) -> tensor<[0-9x]+xi32>", text)) == (pair in PAIRS[:5])
+    typax.matmul.forget()
+    typax.dot_general.forget()
+
+
+def test_stacks_of_two_quantized_arrays():
+    rng = np.random.default_rng(15)
+    x, w = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((2, 3, 12), (2, 12, 5)))
+    a, b = typax.quantize(x), typax.quantize(w, axis=1)
+    x, w = typax.dense(a), typax.dense(b)
+    row = typax.quantize(x[0, 1])
+    for i, j in ((a, b), (a, b[0]), (a[0], b), (row, b), (row, b[1]), (a, row)):
+        got, want = jax.eval_shape(typax.matmul, i, j), typax.dense(i) @ typax.dense(j)
+        assert got.shape == want.shape
+    for i, j in ((a, b), (row, b)):
+        np.testing.assert_allclose(typax.matmul(i, j), typax.dense(i) @ typax.dense(j), atol=1e-5)
+    np.testing.assert_allclose(typax.vmap(typax.matmul)(a, b), x @ w, atol=1e-5)
+    np.testing.assert_allclose(typax.lift(jnp.matmul, "error")(a, b), x @ w, atol=1e-5)
+
+
+def test_activations_in_codes_meet_every_format():
+    rng = np.random.default_rng(16)
+    x, w = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((3, 24), (24, 10)))
+    w = w * np.float32(10) ** np.arange(-18, 6, dtype=np.float32)[:, None]  # rows of any scale
+    rows = typax.dense(typax.quantize(x, scale=np.float32(0.03)))
+    for name, how in (("int8", {}), ("int8", {"axis": 0}), ("int4", {"group": 4}), ("mxfp4", {}), ("fp8_e4m3", {}),
+                      ("uint8", {"axis": 0, "zero_point": True}), ("nf4_double", {"axis": (0, 1), "group": 4})):  # fmt: skip
+        q = typax.quantize(w, name, **how)
+        d = typax.dense(q)
+        y = typax.matmul(x, q, activations=np.float32(0.03))
+        bound = jnp.abs(rows) @ jnp.abs(d) * 2.0**-20
+        # the numbers of nf4 are rounded to 127ths where they meet integers
+        assert (jnp.abs(y - rows @ d) <= bound).all() or name == "nf4_double", name
+        y = typax.matmul(x, q, activations="dynamic")
+        steps = jnp.max(jnp.abs(x), 1, keepdims=True) / 254
+        assert (jnp.abs(y - x @ d) <= 1.01 * steps * jnp.max(jnp.abs(d)) * 24).all(), name
 
 
 def test_the_dense_array_is_never_made():

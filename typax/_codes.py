@@ -22,7 +22,9 @@ from typax._op import Op, Refused
 from typax._structural import pack_open
 from typax._type import dense_type
 from typax.quantized import QArray, QColumns, Quantized, accumulated, along, matmul
-from typax.quantized.contract import check_activations, large, of_integers, product
+from typax.quantized.axes import held
+from typax.quantized.contract import check_activations, large, product
+from typax.quantized.pairs import of_pair
 
 
 def _plain(q: Any) -> Any:
@@ -162,6 +164,8 @@ def _(
 
 @dot_general.impl
 def _(v: QArray | QColumns, w: QArray | QColumns, *, dimension_numbers: Any, **params: Any) -> Any:
+    if params.get("out_sharding") is None:
+        return _pair_product(v, w, dimension_numbers, params)
     return _product(v, w, dimension_numbers, params)
 
 
@@ -171,7 +175,7 @@ def _any_product(
     """Of an array and a quantized one of any format."""
     numbers = dimension_numbers if first else swapped(dimension_numbers)
     placed = _placed(x, w, numbers, params)
-    check_activations(activations, w, "dot_general")
+    check_activations(activations, "dot_general")
     y = product(x, w, *numbers, first=first, precision=params.get("precision"), activations=activations)
     dtype = params.get("preferred_element_type")
     return placed(y.astype(jnp.result_type(x.dtype, w.dtype) if dtype is None else dtype))
@@ -208,9 +212,13 @@ def _(w: Quantized, x: Float[Array, "*b"], *, dimension_numbers: Any, activation
 
 @dot_general.impl
 def _(v: Quantized, w: Quantized, *, dimension_numbers: Any, **params: Any) -> Any:
+    return _pair_product(v, w, dimension_numbers, params)
+
+
+def _pair_product(v: Any, w: Any, dimension_numbers: Any, params: dict[str, Any]) -> Any:
+    """Of two quantized arrays."""
     placed = _placed(v, w, dimension_numbers, params)
-    contract, batch = dimension_numbers
-    y = of_integers(v, w, contract, batch)
+    y = of_pair(held(v), held(w), *dimension_numbers)
     dtype = params.get("preferred_element_type")
     return placed(y.astype(jnp.result_type(v.dtype, w.dtype) if dtype is None else dtype))
 

@@ -1,14 +1,15 @@
 """Products with quantized arrays, on their codes.
 
-    Σ x · scale · number      a scale lies on kept axes, on contracted ones, or on both:
+    Σ x · number · scale      "float", "bfloat16": a block of codes at a time becomes what it stands for, and meets x
 
-    kept only                 (x · numbers) · scale                    one product
-    contracted only           (x · scale) · numbers                    one product
+    with integers             a scale lies on kept axes, on contracted ones, or on both:
+    kept only                 (codes of x · numbers) · scale · scale of x
+    contracted only           (codes of x · scale) · numbers · scale of it
     both                      Σ_G (x_G · numbers_G) · scale_G          a loop over the groups, or over the kept scales if
                                                                        these are fewer: (x · scale_j) · numbers_j
 
-Numbers are decoded a block at a time, so that no array of the size of what the operand stands for is made: a loop over the
-leading axis of the codes, in blocks of at most `BLOCK` of them; on CPUs by one of the ways of `kernels`, if one fits.
+No array of the size of what the operand stands for is made: a block has at most `BLOCK` codes. On CPUs products are made by
+one of the ways of `kernels`, if one fits.
 """
 
 import math
@@ -21,12 +22,11 @@ import numpy as np
 from jax import lax
 
 from typax._op import Refused
-from typax._structural import dense
-from typax._type import ValueType
 from typax.quantized import kernels, layout, packing, rounding
+from typax.quantized.axes import Held, held
 from typax.quantized.encode import Choice, encode
-from typax.quantized.format import INT8, Format, Integers, Table
-from typax.quantized.types import accumulated, all_groups, row_group
+from typax.quantized.format import INT8, Floats, Format, Integers, Table
+from typax.quantized.types import accumulated, row_group
 
 BLOCK = 1 << 18
 """Codes that are decoded at a time."""
@@ -44,30 +44,39 @@ class Rows(NamedTuple):
     length: int  # codes along the last axis
 
     @classmethod
-    def of(cls, q: Any) -> "Rows":
-        ty = q._type
-        groups = all_groups(ty)
-        inner = layout.inner_axes(groups)
-        labels = (*(2 * a for a in layout.outer_axes(groups)), *(2 * a + 1 for a in inner))
-        length = row_group(groups) or ty.shape[inner[-1]]
-        scale = dense(q.scale) if isinstance(ty.leaves[1], ValueType) else q.scale
-        found = {n: getattr(q, n, None) for n in ("zero_point", "offset")}
-        return cls(ty.of_format, q.qvalue, scale, found["zero_point"], found["offset"], labels, length)
+    def of(cls, q: Held) -> "Rows":
+        labels = (*(2 * a for a in q.outer), *(2 * a + 1 for a in q.inner))
+        length = row_group(q.groups) or q.shape[q.inner[-1]]
+        scale = q.scale.dense() if isinstance(q.scale, Held) else q.scale
+        return cls(q.format, q.codes, scale, q.zero_point, q.offset, labels, length)
 
     @property
     def outer(self) -> tuple[int, ...]:
         return self.labels[: self.scale.ndim]
 
     def each(self, f: Any) -> "Rows":
-        """``f`` of each array."""
-        words, *rest = (None if a is None else f(a) for a in (self.words, self.scale, self.zero_point, self.offset))
+        """``f(array, its labels)`` of each array."""
+        words, *rest = (
+            None if a is None else f(a, self.labels[: a.ndim])
+            for a in (self.words, self.scale, self.zero_point, self.offset)
+        )
         return self._replace(words=words, scale=rest[0], zero_point=rest[1], offset=rest[2])
 
-    def leading(self, label: int) -> "Rows":
-        """That axis, which has scales, first."""
-        k = self.labels.index(label)
-        moved = self.each(lambda a: jnp.moveaxis(a, k, 0))
-        return moved._replace(labels=(label, *self.labels[:k], *self.labels[k + 1 :]))
+    def window(self, label: int, at: Any, n: int) -> "Rows":
+        """``n`` entries of that axis."""
+        words = self.words
+        if jnp.issubdtype(words.dtype, jnp.floating):  # XLA makes float16 of all that it moves as float8
+            words, at = lax.optimization_barrier((words, at))
+            words = lax.bitcast_convert_type(words, jnp.uint8)
+        cut = lambda a, ls: lax.dynamic_slice_in_dim(a, at, n, ls.index(label)) if label in ls else a
+        own = self._replace(words=words).each(cut)
+        return own if label != self.labels[-1] else own._replace(length=n)
+
+    def at(self, label: int, at: Any) -> "Rows":
+        """One entry of that axis, which has scales."""
+        own, k = self.window(label, at, 1), self.labels.index(label)
+        own = own.each(lambda a, ls: lax.squeeze(a, (k,)) if label in ls else a)
+        return own._replace(labels=(*self.labels[:k], *self.labels[k + 1 :]))
 
     @property
     def unit(self) -> float:
@@ -85,7 +94,15 @@ class Rows(NamedTuple):
         if self.zero_point is not None:
             z = jnp.expand_dims(self.zero_point, tuple(range(self.scale.ndim, codes.ndim)))
             return (codes.astype(jnp.int16) - z.astype(jnp.int16)).astype(dtype)
+        if isinstance(self.format.codes, Floats) and codes.dtype == jnp.uint8:
+            codes = lax.bitcast_convert_type(codes, self.format.storage)
         return rounding.number(self.format, codes, dtype)
+
+    def values(self, dtype: Any) -> Any:
+        """What the codes stand for, with the axes of the words."""
+        over = lambda a: jnp.expand_dims(a, tuple(range(self.scale.ndim, self.words.ndim)))
+        values = rounding.scaled(self.format.scale.dtype, self.numbers(dtype), over(self.scale))
+        return values if self.offset is None else lax.optimization_barrier(values) + over(self.offset).astype(dtype)
 
 
 def product(
@@ -96,18 +113,24 @@ def product(
 
     Axes of the result: batch, kept ones of ``x``, kept ones of ``q``; the latter two swapped unless ``first``.
     """
+    q = q if isinstance(q, Held) else held(q)
     wide = accumulated(x.dtype, q.dtype) if activations != "codes" else x.dtype
     if 0 in q.shape:  # nothing is summed, or there is nothing to give
         sides = [(x.astype(jnp.float32) if activations == "codes" else x.astype(wide), contract[0], batch[0])]
-        sides.insert(first, (dense(q).astype(sides[0][0].dtype), contract[1], batch[1]))
+        sides.insert(first, (q.dense().astype(sides[0][0].dtype), contract[1], batch[1]))
         (a, ca, ba), (b, cb, bb) = sides
         return lax.dot_general(a, b, ((ca, cb), (ba, bb)), precision=precision)
-    groups, rows = all_groups(q._type), Rows.of(q)
+    groups, rows = q.groups, Rows.of(q)
+    if activations not in ("float", "bfloat16", "codes"):
+        # a scale that folds into x is no scale of x alone; what are no integers meets what the codes of x stand for
+        folds = activations != "dynamic" and any(groups[a] == 1 for a in contract[1])
+        if folds or not (is_int8(q) or is_table(q)):
+            x, activations = _seen(x.astype(wide), contract[0], activations), "float"
     of_x = dict(zip(contract[0], contract[1], strict=True)) | dict(zip(batch[0], batch[1], strict=True))
     x, labels = _cut(x, groups, of_x, wide)
     pieces = lambda axes: [n for a in axes for n in _pieces(groups, a)]
     own = [n for n in labels if n < 0]
-    kept = [a for a in range(q.ndim) if a not in (*contract[1], *batch[1])]
+    kept = [a for a in range(len(q.shape)) if a not in (*contract[1], *batch[1])]
     sides = (own, pieces(kept)) if first else (pieces(kept), own)
     wanted = (*pieces(batch[1]), *sides[0], *sides[1])
     way = _Way(wide, precision, activations)
@@ -158,22 +181,33 @@ def _joined(y: Any, labels: Sequence[int], shape: Any, groups: Any) -> Any:
 
 
 def _contracted(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], way: _Way) -> Any:
+    if way.activations in ("float", "bfloat16"):
+        return _in_blocks(x, labels, rows, wanted, way, _of_floats)
     summed = [n for n in rows.outer if n not in wanted]
     kept = [n for n in rows.outer if n in wanted]
-    size = dict(zip(rows.labels, rows.words.shape, strict=True))
-    if rows.offset is not None:
-        raise Refused("an offset beside the scale")
-    if summed and kept:  # a loop along the shorter side
-        over = min((summed, kept), key=lambda ns: math.prod(size[n] for n in ns))
-        return _loop(x, labels, rows, wanted, way, over[0])
-    if (
-        _is_large(rows)
-        and way.activations in ("float", "bfloat16")
-        and rows.outer
-        and not layout.sharded(x, rows.words, rows.scale)
-    ):
-        return _loop(x, labels, rows, wanted, way, max(rows.outer, key=lambda n: size[n]))
-    return _contracted_block(x, labels, rows, wanted, way)
+    if summed and (kept or way.activations != "dynamic"):  # along the shorter side; other codes of x are not of x · scale
+        size = dict(zip(rows.labels, rows.words.shape, strict=True))
+        sides = (summed, kept) if way.activations == "dynamic" else (summed,)
+        return _one_by_one(x, labels, rows, wanted, way, min(sides, key=lambda ns: math.prod(size[n] for n in ns))[0])
+    if way.activations == "codes":
+        y = _in_blocks(x, labels, rows, wanted, way, _integers) * np.float32(rows.unit)
+        return _times(y, wanted, rows)
+    codes, own = _as_int8(_times(x, labels, rows) if summed else x, _summed(labels, wanted), way.activations)
+    y = _in_blocks(codes, labels, rows, wanted, way, _integers)
+    own = _expanded(own, [n for n in labels if n in wanted], wanted).astype(way.wide)
+    y = y.astype(way.wide) * (own * np.asarray(rows.unit, way.wide))
+    return y if summed else _times(y, wanted, rows)
+
+
+def _summed(labels: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    return [i for i, n in enumerate(labels) if n not in wanted]
+
+
+def _expanded(scale: Any, labels: Sequence[int], wanted: Sequence[int]) -> Any:
+    """An array whose axes have these labels, by all that are wanted."""
+    at = [wanted.index(n) for n in labels]
+    order = sorted(range(len(at)), key=lambda i: at[i])
+    return jnp.expand_dims(jnp.transpose(scale, order), tuple(i for i in range(len(wanted)) if i not in at))
 
 
 def _is_large(rows: Rows) -> bool:
@@ -235,62 +269,101 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
 
 def _times(y: Any, labels: Sequence[int], rows: Rows) -> Any:
     """``y`` times the scales, of which all axes are among its own."""
-    order = sorted(range(rows.scale.ndim), key=lambda i: labels.index(rows.labels[i]))
-    at = [labels.index(rows.labels[i]) for i in order]
-    scale = jnp.transpose(rows.scale, order)
-    scale = jnp.expand_dims(scale, tuple(i for i in range(y.ndim) if i not in at))
-    return rounding.scaled(rows.format.scale.dtype, y, scale)
+    return rounding.scaled(rows.format.scale.dtype, y, _expanded(rows.scale, rows.outer, labels))
 
 
-def _loop(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -> Any:
-    """Over an axis that has scales: a sum if it is contracted, else results side by side."""
-    rows = rows.leading(label)
-    n = rows.words.shape[0]
-    per = math.prod(rows.words.shape[1:]) * 8 // rows.format.bits
-    alone = any(m in wanted for m in rows.outer) and any(m not in wanted for m in rows.outer)
-    step = 1 if alone else layout.divisor(n, BLOCK // per if per else n)
-    in_x = label in labels
-    k = labels.index(label) if in_x else 0
-    inside = tuple(m for m in wanted if m != label)
-    if n == 0 or (step == n and not alone):
-        return _contracted_block(x, labels, rows, wanted, way)
-    parts = [jax.typeof(rows.words).sharding.spec[0], jax.typeof(x).sharding.spec[k] if in_x else None]
-    if parts != [None, None]:
-        raise Refused("the groups of a sharded axis would be taken one after the other; shard another axis")
+# --- a block at a time -------------------------------------------------------------------------------------------------
 
-    def block(x: Any, rows: Rows) -> Any:
-        if step == 1:
-            one = rows.each(lambda a: a[0])._replace(labels=rows.labels[1:])
-            lab = tuple(m for m in labels if m != label)
-            return _contracted(x[0] if in_x else x, lab if in_x else labels, one, inside, way)
-        moved = (label, *(m for m in labels if m != label)) if in_x else labels
-        return _contracted_block(x, moved, rows, (label, *inside) if label in wanted else wanted, way)
 
-    spec = lambda a: jax.P(None, *jax.typeof(a).sharding.spec) if layout.sharded(a) else None
-    cut = lambda a: layout.reshape(a, (n // step, step, *a.shape[1:]), spec(a))
-    blocks = rows.each(cut)
-    arrays = [a for a in (blocks.words, blocks.scale, blocks.zero_point) if a is not None]
+def _in_blocks(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, one: Any) -> Any:
+    """``one(x, labels, rows, wanted, way)`` of blocks of the codes, side by side or summed."""
+    found = _cut_along(x, labels, rows, wanted) if _is_large(rows) else None
+    if found is None:
+        return one(x, labels, rows, wanted, way)
+    label, step = found
+    n = rows.words.shape[rows.labels.index(label)]
+    k = labels.index(label) if label in labels else None
 
-    def again(parts: Sequence[Any]) -> Rows:
-        words, scale, *zero = parts
-        return rows._replace(words=words, scale=scale, zero_point=zero[0] if zero else None)
+    def block(at: Any, new: Any = None) -> Any:
+        part = rows.window(label, at, step)
+        if k is None:
+            return _in_blocks(x, labels, part, wanted, way, one)
+        of_x = lax.dynamic_slice_in_dim(x, at, step, k)
+        if new is not None:
+            there = jnp.expand_dims(jnp.arange(step) >= new, [a for a in range(x.ndim) if a != k])
+            of_x = jnp.where(there, of_x, jnp.zeros((), x.dtype))
+        return _in_blocks(of_x, labels, part, wanted, way, one)
 
-    xs = cut(jnp.moveaxis(x, k, 0)) if in_x else None
     if label in wanted:
-        ys = lax.map(lambda p: block(p[0] if in_x else x, again(p[1])), (xs, arrays))
-        ys = ys.reshape(n, *ys.shape[2:]) if step > 1 else ys
-        return jnp.moveaxis(ys, 0, wanted.index(label))
-    first = jax.eval_shape(lambda p: block(p[0][0], again([a[0] for a in p[1]])), (xs, arrays))
-    add = lambda total, p: (total + block(p[0], again(p[1])), None)
-    return lax.scan(add, jnp.zeros_like(first), (xs, arrays))[0]  # varying over a mesh as the blocks do
+        return side_by_side(block, n, step, wanted.index(label))
+    count, last = -(-n // step), n - step
+    # the last block begins earlier, if it would end behind the end; what it has again does not count
+    again = lambda i: block(jnp.minimum(i * step, last), i * step - jnp.minimum(i * step, last))
+    return added(again if n % step else lambda i: block(i * step), count)
 
 
-def _contracted_block(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
-    if any(n not in wanted for n in rows.outer):
-        if way.activations == "codes":
-            raise Refused("codes meet scales that lie along the contracted axis only")
-        return _dot(_times(x, labels, rows), labels, rows, wanted, way)
-    return _times(_dot(x, labels, rows, wanted, way), wanted, rows)
+def side_by_side(f: Any, n: int, step: int, axis: int, unit: int = 1) -> Any:
+    """``f(0), f(step), ...`` up to ``n``, results of ``step`` units along that axis, put together; the last one begins
+    earlier, if it would end behind the end."""
+    one = jnp.zeros_like(jax.eval_shape(f, jnp.zeros((), jnp.int32)))  # varying over a mesh as the results do
+    y = lax.pad(one, jnp.zeros((), one.dtype), [(0, (n - step) * unit if a == axis else 0, 0) for a in range(one.ndim)])
+
+    def put(i: Any, y: Any) -> Any:
+        at = jnp.minimum(i * step, n - step)
+        return lax.dynamic_update_slice_in_dim(y, f(at), at * unit, axis)
+
+    return lax.fori_loop(0, -(-n // step), put, y)
+
+
+def _cut_along(x: Any, labels: Any, rows: Rows, wanted: Any) -> tuple[int, int] | None:
+    """The axis along which blocks are cut, and by how much; one that is kept, unless few entries of it are a block."""
+    of_words, of_x = jax.typeof(rows.words).sharding.spec, jax.typeof(x).sharding.spec
+    codes = math.prod(rows.words.shape) * 8 // rows.format.bits
+    best: Any = None
+    for i, (label, n) in enumerate(zip(rows.labels, rows.words.shape, strict=True)):
+        packed = rows.format.bits < 8 and i == len(rows.labels) - 1
+        parted = of_words[i] is not None or (label in labels and of_x[labels.index(label)] is not None)
+        if n > 1 and not packed and not parted:
+            step = max(1, BLOCK * n // codes)
+            best = max(best or (False, 0, 0, 0), (label in wanted and step >= 16, n, -label, step))
+    if best is None:
+        return None
+    _, n, label, step = best
+    return -label, -(-n // -(-n // min(step, n - 1)))
+
+
+def added(f: Any, count: int) -> Any:
+    """``f(0) + ... + f(count - 1)``, to which what the sum has lost is added: Knuth's a + b = s + lost."""
+
+    def step(i: Any, carry: Any) -> Any:
+        (a, total), b = carry, f(i)
+        s = a + b
+        rest = s - a
+        return s, total + ((a - (s - rest)) + (b - rest))
+
+    zero = jnp.zeros_like(jax.eval_shape(f, jnp.zeros((), jnp.int32)))  # varying over a mesh as the results do
+    y, lost = lax.fori_loop(0, count, step, (zero, zero))
+    return jnp.where(jnp.isfinite(lost), y + lost, y)
+
+
+def _one_by_one(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -> Any:
+    """Over an axis that has scales: a sum if it is contracted, else results side by side."""
+    i, j = rows.labels.index(label), labels.index(label) if label in labels else None
+    n = rows.words.shape[i]
+    if jax.typeof(rows.words).sharding.spec[i] is not None or (j is not None and jax.typeof(x).sharding.spec[j] is not None):
+        raise Refused("the groups of a sharded axis would be taken one after the other; shard another axis")
+    inside = tuple(m for m in wanted if m != label)
+
+    def one(at: Any) -> Any:
+        own = rows.at(label, at)
+        if j is None:
+            return _contracted(x, labels, own, inside, way)
+        of_x = lax.dynamic_index_in_dim(x, at, j, keepdims=False)
+        return _contracted(of_x, (*labels[:j], *labels[j + 1 :]), own, inside, way)
+
+    if label in wanted:
+        return jnp.moveaxis(lax.map(one, jnp.arange(n)), 0, wanted.index(label))
+    return added(one, n)
 
 
 # --- products of one block ------------------------------------------------------------------------------------------
@@ -302,24 +375,16 @@ def _einsum(a: Any, la: Any, b: Any, lb: Any, out: Any, way: _Way, dtype: Any) -
     return jnp.einsum(a, of(la), b, of(lb), of(out), precision=way.precision, preferred_element_type=dtype)
 
 
-def _dot(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
-    """Σ x · numbers, without scales."""
+def _of_floats(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
+    """As the product of arrays is, with numbers that are what the codes stand for."""
     if way.activations == "float":
-        return _einsum(x, labels, rows.numbers(way.wide), rows.labels, wanted, way, way.wide)
-    if way.activations == "bfloat16":
-        numbers = rows.numbers(jnp.bfloat16)
-        y = _einsum(x.astype(jnp.bfloat16), labels, numbers, rows.labels, wanted, way, jnp.float32)
-        return y.astype(way.wide)
-    if way.activations == "codes":
-        return _integers(x, labels, rows, wanted, way)
-    summed = [i for i, n in enumerate(labels) if n not in wanted]
-    codes, scale = _as_int8(x, summed, way.activations)
-    y = _integers(codes, labels, rows, wanted, way)
-    rest = [n for n in labels if n in wanted]
-    at = [wanted.index(n) for n in rest]
-    order = sorted(range(len(at)), key=lambda i: at[i])
-    scale = jnp.expand_dims(jnp.transpose(scale, order), tuple(i for i in range(y.ndim) if i not in at))
-    return y.astype(way.wide) * (scale.astype(way.wide) * np.asarray(rows.unit, way.wide))
+        return _einsum(x, labels, rows.values(way.wide), rows.labels, wanted, way, way.wide)
+    folds, kept = ([n for n in rows.outer if (n in wanted) == k] for k in (False, True))
+    both = bool(folds and kept) or rows.offset is not None
+    x = _times(x, labels, rows) if folds and not both else x
+    numbers = rows.values(jnp.float32).astype(jnp.bfloat16) if both else rows.numbers(jnp.bfloat16)
+    y = _einsum(x.astype(jnp.bfloat16), labels, numbers, rows.labels, wanted, way, jnp.float32).astype(way.wide)
+    return y if folds or both else _times(y, wanted, rows)
 
 
 def _as_int8(x: Any, summed: Sequence[int], activations: Any) -> tuple[Any, Any]:
@@ -329,6 +394,12 @@ def _as_int8(x: Any, summed: Sequence[int], activations: Any) -> tuple[Any, Any]
     parts = encode(INT8, x, groups, Choice(), given, "matmul")
     codes = layout.merge(parts.qvalue, groups, (0,) * x.ndim)
     return codes, parts.scale
+
+
+def _seen(x: Any, summed: Sequence[int], activations: Any) -> Any:
+    """What the codes of ``x`` stand for."""
+    codes, scale = _as_int8(x, summed, activations)
+    return codes.astype(x.dtype) * jnp.expand_dims(scale.astype(x.dtype), tuple(summed))
 
 
 def _integers(codes: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> Any:
@@ -348,53 +419,22 @@ def _integers(codes: Any, labels: Any, rows: Rows, wanted: Any, way: _Way) -> An
     return total
 
 
-def of_integers(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any]) -> Any:
-    """The product of two quantized arrays of integers, summed as integers; the scales of ``a`` lie on kept axes."""
-    for q in (a, b):
-        if not _is_int8(q._type):
-            made = "has a zero point" if q._type.extra == "z" else "is made of other numbers"
-            raise Refused(f"two quantized arrays meet as integers in int8, and {q._type} {made}; use typax.dense of it")
-    groups = all_groups(a._type)
-    if any(groups[i] != 0 for i in contract[0]):
-        raise Refused(f"{a._type} has scales along the contracted axis, where only the second operand can have them")
-    rows = Rows.of(a)
-    codes = layout.merge(rows.numbers(jnp.int8), groups, (0,) * a._type.n_batch + a._type.padding)
-    y = product(codes, b, contract, batch, activations="codes")
-    scale = rounding.decoded(rows.format.scale.dtype, rows.scale)
-    inside = tuple(1 if g == 0 else g for g in groups)  # one for each entry of the kept axes
-    kept = [i for i in range(a.ndim) if i not in (*contract[0], *batch[0])]
-    order = [*batch[0], *kept]
-    outer = layout.outer_axes(groups)
-    full = jnp.expand_dims(scale, tuple(i for i in range(a.ndim) if i not in outer))
-    for i, g in enumerate(inside):
-        if g == 1:  # nor can an axis that is sharded be repeated
-            continue
-        full = jnp.repeat(full, g, axis=i)[tuple(slice(a.shape[i]) if k == i else slice(None) for k in range(a.ndim))]
-    full = jnp.squeeze(jnp.transpose(full, (*order, *contract[0])), tuple(range(len(order), a.ndim)))
-    return y * jnp.expand_dims(full, tuple(range(full.ndim, y.ndim))).astype(y.dtype)
-
-
-def _is_int8(ty: Any) -> bool:
+def is_int8(q: Held) -> bool:
     """Whether its codes are integers that fit int8, without a zero point."""
-    return isinstance(ty.of_format.codes, Integers) and not ty.extra and ty.of_format.codes.high <= 127
+    codes, plain = q.format.codes, q.zero_point is None and q.offset is None
+    return plain and isinstance(codes, Integers) and codes.high <= 127
 
 
-def _in_table(ty: Any) -> bool:
+def is_table(q: Held) -> bool:
     """Whether its codes are few numbers, which integers in int8 stand for."""
-    codes = ty.of_format.codes
-    return isinstance(codes, Table) and not ty.extra and ty.of_format.bits <= 4
+    plain = q.zero_point is None and q.offset is None
+    return plain and isinstance(q.format.codes, Table) and q.format.bits <= 4
 
 
-def check_activations(activations: Any, q: Any, where: str) -> None:
-    """Raise a ValueError unless activations can be quantized so for products with ``q``."""
-    ty = q._type
-    known = activations in ("float", "dynamic", "bfloat16") or (isinstance(activations, float) and activations > 0)
-    if not known:
+def check_activations(activations: Any, where: str) -> None:
+    """Raise a ValueError unless that is how activations may meet codes."""
+    given = isinstance(activations, float | int | np.floating | np.integer) and not isinstance(activations, bool)
+    if activations not in ("float", "dynamic", "bfloat16") and not (given and 0 < activations < np.inf):
         raise ValueError(
             f'{where}: activations={activations!r}; they are "float", "dynamic", "bfloat16", or a scale above 0'
-        )
-    if activations not in ("float", "bfloat16") and not (_is_int8(ty) or _in_table(ty)):
-        raise ValueError(
-            f"{where}: activations={activations!r} needs weights that are integers in int8 or numbers of a table, without a "
-            f'zero point, not {ty}; use "bfloat16" or "float"'
         )

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from typax._op import op
-from typax.quantized.contract import check_activations, large, of_integers, product
+from typax.quantized.axes import held
+from typax.quantized.contract import check_activations, large, product
+from typax.quantized.pairs import of_pair
 from typax.quantized.types import QArray, Quantized, accumulated
 
 matmul = op(jnp.matmul, name="matmul")
@@ -114,21 +116,42 @@ def _(w: Float[Quantized, "*b c m k"], x: Float[Array, "*b c k n"], *, activatio
 
 
 @matmul.impl
-def _(a: Float[Quantized, "*b m k"], b: Float[Quantized, "k n"]) -> Any:
-    y = of_integers(a, b, ((a.ndim - 1,), (0,)), ((), ()))
-    return y.astype(jnp.result_type(a.dtype, b.dtype))
+def _(a: Float[Quantized, "*b k"], b: Float[Quantized, "k n"] | Float[Quantized, "k"]) -> Any:
+    return _of_pair(a, b)
+
+
+@matmul.impl
+def _(a: Float[Quantized, "m k"] | Float[Quantized, "k"], b: Float[Quantized, "*b c k n"]) -> Any:
+    return _of_pair(a, b)
+
+
+@matmul.impl
+def _(a: Float[Quantized, "*b c m k"], b: Float[Quantized, "*b c k n"]) -> Any:
+    return _of_pair(a, b)
 
 
 def _general(a: Any, b: Any, activations: Any) -> Any:
     """The product of an array and a quantized one, in either order; leading axes are one's own or those of both."""
     first = isinstance(b, Quantized)
     x, w = (a, b) if first else (b, a)
-    check_activations(activations, w, "matmul")
-    lead = min(a.ndim, b.ndim) - 2 if min(a.ndim, b.ndim) > 2 else 0
-    of_a, of_b = a.ndim - 1, max(b.ndim - 2, 0)
-    contract = ((of_a,), (of_b,)) if first else ((of_b,), (of_a,))
-    batch = tuple(range(lead))
-    y = product(x, w, contract, (batch, batch), first=first, activations=activations)
-    if not lead and b.ndim > 2:  # leading axes of the second operand come before the rows of the first
+    check_activations(activations, "matmul")
+    contract, batch = _numbers(a, b)
+    if not first:
+        contract = contract[::-1]
+    return _ordered(product(x, w, contract, batch, first=first, activations=activations), a, b)
+
+
+def _of_pair(a: Any, b: Any) -> Any:
+    return _ordered(of_pair(held(a), held(b), *_numbers(a, b)), a, b)
+
+
+def _numbers(a: Any, b: Any) -> tuple[Any, Any]:
+    """The axes that are summed, and the batch axes, of both."""
+    lead = tuple(range(min(a.ndim, b.ndim) - 2 if min(a.ndim, b.ndim) > 2 else 0))
+    return ((a.ndim - 1,), (max(b.ndim - 2, 0),)), (lead, lead)
+
+
+def _ordered(y: Any, a: Any, b: Any) -> Any:
+    if min(a.ndim, b.ndim) < 3 and b.ndim > 2:  # leading axes of the second operand come before the rows of the first
         y = jnp.moveaxis(y, range(a.ndim - 1), range(y.ndim - a.ndim, y.ndim - 1))
-    return y.astype(jnp.result_type(x.dtype, w.dtype))
+    return y.astype(jnp.result_type(a.dtype, b.dtype))
