@@ -173,3 +173,18 @@ def test_no_dense_weights_are_made(activations):
             largest = max(int(np.prod([int(s) for s in size.split(",")])) for size in sizes)
             assert largest <= k * n // 2, (name, m)
             assert program.memory_analysis().temp_size_in_bytes <= 2 * k * n, (name, m)
+
+
+def test_sizes_that_no_block_divides(monkeypatch):
+    """Blocks then overlap: nothing is converted as a whole, nor counted twice."""
+    monkeypatch.setattr(kernels, "BLOCK", 1 << 18)
+    k, n, m = 1021, 509, 521
+    x, w = normal(m, k), np.random.default_rng(2).normal(size=(k, n)).astype(np.float32)
+    for name, how, activations in [("int8", {"axis": 0}, "float"), ("int8", {}, "float"), ("int4", {"axis": 0}, "dynamic"),
+                                   ("int8", {"axis": None}, "float"), ("int8", {"axis": 0}, "bfloat16"),
+                                   ("fp8_e4m3", {"axis": 1}, "float"), ("int4", {"axis": None}, "bfloat16")]:  # fmt: skip
+        q = typax.quantize(w, name, **how)
+        program = typax.jit(lambda x, q: typax.matmul(x, q, activations=activations)).lower(x, q).compile()  # noqa: B023
+        sizes = re.findall(r"(?:f32|f16|bf16|s32)\[([0-9,]+)\]", program.as_text())
+        assert all(np.prod(list(map(int, size.split(",")))) != k * n for size in sizes), (name, how)
+        agree(program(x, q), x @ typax.dense(q), {"float": 1e-6, "bfloat16": 2.0**-7, "dynamic": 0.02}[activations])

@@ -269,12 +269,20 @@ def summed(d: Digits, codes: Any, scale: Any, unit: float, by: str) -> Any:
 
 
 def block_of(n: int, most: int) -> int:
-    """The largest number of rows of ``n`` that divides it, is at most ``most``, and fills registers; else all."""
-    return max((b for b in range(16, min(n, most) + 1, 16) if n % b == 0), default=n)
+    """A number of rows that is at most ``most``, or 16, and fills registers: the largest that divides ``n``, or one
+    larger, of which the last block has some rows again."""
+    if n <= most:
+        return n
+    most = max(16, most // 16 * 16)
+    found = max((b for b in range(16, most + 1, 16) if n % b == 0), default=0)
+    return found if 2 * found >= most else min(n, -(-n // -(-n // most) // 16) * 16, most)
 
 
 def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any], axis: int) -> Any:
-    """``f`` of arrays that are cut along an axis, of length n, into blocks; its results [m, block] put together."""
+    """``f`` of arrays that are cut along an axis, of length n, into blocks; its results [m, block] put together.
+
+    The last block begins earlier, if it would end behind the end, as slices do.
+    """
     if block >= n:
         return f(_bytes(arrays[0]), *arrays[1:])
 
@@ -287,7 +295,7 @@ def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any
     one = jax.eval_shape(lambda: f(*cut(np.uint32(0))))
     # unsigned, else each index is first looked at for a sign
     step = lambda p: (p[0] + np.uint32(block), lax.dynamic_update_slice_in_dim(p[1], f(*cut(p[0])), p[0], 1))
-    none = jnp.repeat(jnp.zeros_like(one), n // block, axis=1)  # varying as results do
+    none = jnp.repeat(jnp.zeros_like(one), -(-n // block), axis=1)[:, :n]  # varying as results do
     return lax.while_loop(lambda p: p[0] < n, step, (np.uint32(0), none))[1]
 
 
@@ -449,11 +457,16 @@ def _floats(codes: Any, unit: float, dtype: Any) -> Any:
 
 def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
     k, n = words.shape
-    step = block_of(k, max(16, BLOCK // 4 // n))
-    cut = jnp.moveaxis(x.reshape(x.shape[0], k // step, step), 1, 0)
-    add = lambda total, p: (total + jnp.matmul(p[0], p[1].astype(jnp.float32)), None)
-    zero = jnp.zeros_like(jax.eval_shape(lambda a, b: jnp.matmul(a[0], b[:step].astype(jnp.float32)), cut, words))
-    y = lax.scan(add, zero, (cut, words.reshape(k // step, step, n)))[0]
+    step = min(k, max(16, BLOCK // 4 // n))
+
+    def add(total: Any, i: Any) -> Any:
+        at = jnp.minimum(i * step, k - step)  # what the last block has again does not count
+        rows = lax.dynamic_slice_in_dim(x, at, step, 1)
+        rows = jnp.where(jnp.arange(step) >= i * step - at, rows, np.float32(0)) if k % step else rows
+        return total + jnp.matmul(rows, lax.dynamic_slice_in_dim(words, at, step, 0).astype(jnp.float32)), None
+
+    zero = jnp.zeros_like(jax.eval_shape(lambda x, w: jnp.matmul(x[:, :1], w[:1].astype(jnp.float32)), x, words))
+    y = lax.scan(add, zero, jnp.arange(-(-k // step)))[0]
     return y if scale is None else y * scale
 
 
