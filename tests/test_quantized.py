@@ -425,6 +425,10 @@ def test_stacks_of_two_quantized_arrays():
         assert got.shape == want.shape
     for i, j in ((a, b), (row, b)):
         np.testing.assert_allclose(typax.matmul(i, j), typax.dense(i) @ typax.dense(j), atol=1e-5)
+    with pytest.raises(TypeError, match=r"matmul of q8\[2,3,12\] and q8\[2,5,12\]: 12 entries meet 5"):
+        typax.matmul(a, b.mT)
+    with pytest.raises(TypeError, match=r"q8t\[2,12,5\], stacks of several shapes; apply it to each with jax\.vmap"):
+        typax.matmul(a[:1], b)
     np.testing.assert_allclose(typax.vmap(typax.matmul)(a, b), x @ w, atol=1e-5)
     np.testing.assert_allclose(typax.lift(jnp.matmul, "error")(a, b), x @ w, atol=1e-5)
 

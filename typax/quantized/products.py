@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from typax._op import op
+from typax._op import Refused, op
 from typax.quantized.axes import held
 from typax.quantized.contract import check_activations, large, product
 from typax.quantized.pairs import of_pair
@@ -116,18 +116,12 @@ def _(w: Float[Quantized, "*b c m k"], x: Float[Array, "*b c k n"], *, activatio
 
 
 @matmul.impl
-def _(a: Float[Quantized, "*b k"], b: Float[Quantized, "k n"] | Float[Quantized, "k"]) -> Any:
-    return _of_pair(a, b)
-
-
-@matmul.impl
-def _(a: Float[Quantized, "m k"] | Float[Quantized, "k"], b: Float[Quantized, "*b c k n"]) -> Any:
-    return _of_pair(a, b)
-
-
-@matmul.impl
-def _(a: Float[Quantized, "*b c m k"], b: Float[Quantized, "*b c k n"]) -> Any:
-    return _of_pair(a, b)
+def _(a: Float[Quantized, "*a"], b: Float[Quantized, "*b"]) -> Any:
+    if a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
+        raise Refused(f"matmul of {a._type} and {b._type}: {a.shape[-1]} entries meet {b.shape[max(b.ndim - 2, 0)]}")
+    if a.ndim > 2 and b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
+        raise Refused(f"matmul of {a._type} and {b._type}, stacks of several shapes; apply it to each with jax.vmap")
+    return _ordered(of_pair(held(a), held(b), *_numbers(a, b)), a, b)
 
 
 def _general(a: Any, b: Any, activations: Any) -> Any:
@@ -139,10 +133,6 @@ def _general(a: Any, b: Any, activations: Any) -> Any:
     if not first:
         contract = contract[::-1]
     return _ordered(product(x, w, contract, batch, first=first, activations=activations), a, b)
-
-
-def _of_pair(a: Any, b: Any) -> Any:
-    return _ordered(of_pair(held(a), held(b), *_numbers(a, b)), a, b)
 
 
 def _numbers(a: Any, b: Any) -> tuple[Any, Any]:
