@@ -223,5 +223,24 @@ def test_error_of_tiny_and_of_huge_numbers():
 def test_codes_that_a_format_has_not():
     with pytest.raises(ValueError, match="codes of int4 are from -8 to 7, got 0 to 15"):
         from_codes(np.arange(16).reshape(2, 8), np.ones(2, F), "int4")
+    with pytest.raises(ValueError, match="scales of mxfp4 are bytes e8m0, integers from 0 to 255, got float32"):
+        from_codes(np.zeros((2, 32), np.uint8), np.ones((2, 1), F), "mxfp4")
+    with pytest.raises(
+        ValueError, match="scales of nvfp4_block are float8_e4m3fn, which does not hold all of these float32"
+    ):
+        from_codes(np.zeros((2, 16), np.uint8), np.full((2, 1), 0.3, F), "nvfp4_block")
+    with pytest.raises(
+        ValueError, match="scales of nf4_double are three arrays: their codes in dynamic8, their scales and an"
+    ):
+        from_codes(np.zeros((2, 64), np.uint8), np.ones((2, 1), F), "nf4_double")
+    with pytest.raises(ValueError, match="from_codes: nf4 has no zero point"):
+        from_codes(np.zeros((2, 64), np.uint8), np.ones((2, 1), F), "nf4", zero_point=np.ones((2, 1), np.uint8))
+    with pytest.raises(ValueError, match=r"typax\.quantized\.quantize_ggml\(x, kind='Q4_0'\)"):
+        typax.quantize(X, "q4_0")
+    q = typax.quantize(X, "nf4_double", group=16)
+    s = q.scale
+    codes = np.stack([np.asarray(q.qvalue) >> 4, np.asarray(q.qvalue) & 15], -1).reshape(6, 128)
+    again = from_codes(codes, (s.qvalue, s.scale, s.offset), "nf4_double", group=16)
+    assert jax.typeof(again) == jax.typeof(q) and (typax.dense(again) == typax.dense(q)).all()
     with pytest.raises(ValueError, match="zero points of uint4 are from 0 to 15, got 300 to 300"):
         from_codes(np.ones((2, 8), np.uint8), np.ones(2, F), "uint4", zero_point=np.full(2, 300))

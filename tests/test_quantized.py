@@ -248,6 +248,8 @@ def test_twice_is_to_requantize():
     for f in (typax.quantize, jax.jit(typax.quantize)):
         with pytest.raises(TypeError, match=r"quantize: q8\[6,10\] is quantized already; use typax\.requantize"):
             f(q)
+    with pytest.raises(TypeError, match=r"requantize: float32\[6,10\] is not quantized; use typax\.quantize"):
+        typax.requantize(np.ones((6, 10), np.float32), "int4")
 
 
 def test_components_must_be_those_of_the_format():

@@ -224,11 +224,11 @@ def _ends(format: Format, rows: Any, x: Any, groups: Groups, inner: Any, bad: An
 
 
 def _counts(shape: tuple[int, ...], groups: Groups) -> np.ndarray:
-    """How many values of each row are no padding."""
+    """How many values of each row are no padding, along axes where that is not the same for all."""
     counts = np.ones((), np.int64)
     for n, g in zip(shape, groups, strict=True):
-        if g == 0:
-            counts = counts * n
+        if g < 2:
+            counts = counts * n if g == 0 else counts[..., None]
         else:
             counts = counts[..., None] * np.minimum(n - g * np.arange(-(-n // g)), g)
     return counts
@@ -242,15 +242,13 @@ def _second_level(format: Format, a: Any, bad: Any, inner: tuple[int, ...], up: 
         return scales.Held(s8, units), Parts(_spoil("", s8, bad), g, scale_groups=(0,) * a.ndim)
     if not a.ndim:
         raise ValueError(f"quantize: scales of {format.name} are quantized in groups, but there is one scale only")
-    if isinstance(a.shape[-1], int) and a.shape[-1] < group:
-        group = 0  # fewer than a group are all of one: nothing is there to fill it
     made = scales.of_floats(with_plain_scales(format), a * np.float32(1 / format.codes.largest), inner)
     rest, mean = made.scale, None
     if format.scale.offset:
         kept = lax.optimization_barrier(rest)  # whatever is fused with it, the sum is the same
         mean = lax.optimization_barrier(_mean(kept)) if 0 not in kept.shape else np.float32(0)
         rest = kept - mean
-    groups = (*(1,) * (a.ndim - 1), group)
+    groups = scales.level_groups(format, a.shape)
     parts = encode(of, jnp.where(bad, np.float32(np.nan), rest), groups, Choice(), None, "the scales")
     offset = None if mean is None else jnp.broadcast_to(mean, parts.scale.shape)
     return made, replace(parts, offset=offset, scale_groups=groups)

@@ -10,6 +10,7 @@ Sources: OCP Microscaling Formats (MX) v1.0 (2023) for mxfp8 and mxfp4; OCP OFP8
 arXiv:2305.14314, appendix E for nf4; NVIDIA's NVFP4 for nvfp4.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -325,6 +326,8 @@ def format_of(format: str | Format) -> Format:
     if isinstance(format, Format):
         return format
     if not isinstance(format, str) or format not in _BY_NAME:
+        if re.fullmatch(r"Q\d_[\dK]", str(format), re.IGNORECASE):
+            raise ValueError(f"blocks of ggml are made by typax.quantized.quantize_ggml(x, kind={str(format).upper()!r})")
         raise ValueError(
             f"no format is called {format!r}; the formats are {', '.join(_BY_NAME)}, or give a Format of your own"
         )

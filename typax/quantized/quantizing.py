@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from typax import _jax
 from typax._op import Op
 from typax.quantized import axes, layout
 from typax.quantized.axes import Held, held
@@ -51,6 +52,8 @@ class Quantize(Op):
             args, format = args[:1], args[1]
         if args and self is quantize and isinstance(args[0], Quantized):
             raise TypeError(f"quantize: {jax.typeof(args[0])} is quantized already; use typax.requantize")
+        if args and self is requantize and hasattr(args[0], "dtype") and not _jax.is_hi(jax.typeof(args[0])):
+            raise TypeError(f"requantize: {jax.typeof(args[0])} is not quantized; use typax.quantize")
         given, format = {}, format_of(format)
         if isinstance(scale, list) and any(isinstance(x, str) for x in scale):
             scale = tuple(scale)
@@ -158,7 +161,7 @@ The result is that of ``typax.quantize(typax.dense(q), ...)``, whose arguments i
 made, but a block of one at a time, unless all values share a scale, or scales or a key are given.
 
 Raises:
-  ValueError, TypeError: as `typax.quantize`.
+  ValueError, TypeError: as `typax.quantize`, and for an array, which is not quantized yet.
 """
 
 

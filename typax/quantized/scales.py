@@ -143,6 +143,15 @@ def _mantissa(format: Format) -> int:
 # --- two levels ------------------------------------------------------------------------------------------------------
 
 
+def level_groups(format: Format, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """The groups of scales that are quantized, which have this shape: fewer than a group are all of one."""
+    group = format.scale.group
+    if group is None:
+        return (0,) * len(shape)
+    whole = isinstance(shape[-1], int) and shape[-1] < group
+    return (*(1,) * (len(shape) - 1), 0 if whole else group)
+
+
 def two_levels(format: Format, a: Any, inner: Sequence[int], up: bool = False) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Scales in float8 with one float32 scale for all of them: ``s8``, ``g`` and what makes units."""
     q = np.float32(format.codes.largest)
@@ -159,12 +168,17 @@ def percentile(rows: Any, inner: Sequence[int], at: float, counts: np.ndarray) -
     """The magnitude that at least ``at`` percent of each row do not exceed; ``counts`` are those of a row that are no
     padding."""
     n = math.prod(rows.shape[i] for i in inner)
+    if not isinstance(n, int):
+        raise ValueError(
+            f"a percentile is counted, and {n} values share a scale, whose number is not known; give it a group"
+        )
     flat = jnp.abs(rows).reshape(*rows.shape[: rows.ndim - len(inner)], n)
     ordered = jnp.sort(flat, axis=-1)  # padding is zeros, which come first
     share = Fraction(repr(at)) / 100  # as it is written: 99.9 percent of 1000 are 999, and of a float a little more
     places = {c: max(n - c + math.ceil(c * share) - 1, 0) for c in map(int, np.unique(counts))}
     place = np.vectorize(places.get, otypes=[np.int32])(counts)
-    return jnp.take_along_axis(ordered, jnp.asarray(place)[..., None], axis=-1)[..., 0]
+    place = jnp.broadcast_to(place, ordered.shape[:-1])
+    return jnp.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
 
 
 def searched(format: Format, rows: Any, a: Any, inner: Sequence[int], exponents: str) -> Any:
