@@ -182,6 +182,9 @@ def _joined(y: Any, labels: Sequence[int], shape: Any, groups: Any) -> Any:
 
 def _contracted(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], way: _Way) -> Any:
     if way.activations in ("float", "bfloat16"):
+        if way.activations == "float" and not _is_large(rows) and rows.offset is None and {*rows.outer} <= {*wanted}:
+            # as one block; then scales are fewer products with results than with codes
+            return _times(_einsum(x, labels, rows.numbers(way.wide), rows.labels, wanted, way, way.wide), wanted, rows)
         return _in_blocks(x, labels, rows, wanted, way, _of_floats)
     summed = [n for n in rows.outer if n not in wanted]
     kept = [n for n in rows.outer if n in wanted]
