@@ -520,6 +520,16 @@ def test_clipped_gradients():
         fake(x, gradient="soft")
 
 
+def test_codes_of_tables_are_looked_up_where_they_are():
+    w = jnp.cos(jnp.arange(128.0)).reshape(16, 8)
+    with jax.set_mesh(jax.make_mesh((2,), ("m",))):
+        q = typax.device_put(typax.quantize(w, "nf4_double", axis=0, group=4), jax.P(None, "m"))
+        assert jax.typeof(typax.dense(q)).sharding.spec == jax.P(None, "m")
+        x = jnp.ones((2, 16))
+        np.testing.assert_allclose(typax.matmul(x, q), x @ jax.device_get(typax.dense(q)), rtol=1e-5, atol=1e-5)
+        typax.matmul(x, q, activations="dynamic")
+
+
 @pytest.mark.parametrize(
     "how", [{"format": "int4", "axis": 0, "group": 4}, {"format": "nf4", "axis": 0}, {"format": "mxfp4"}]
 )

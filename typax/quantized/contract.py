@@ -90,7 +90,7 @@ class Rows(NamedTuple):
         if codes.shape[-1] != self.length:
             codes = codes[..., : self.length]
         if dtype == jnp.int8 and isinstance(self.format.codes, Table):
-            return jnp.take(jnp.asarray(kernels.as_int8(self.format.codes)[0]), codes.astype(jnp.int32))
+            return rounding.looked_up(jnp.asarray(kernels.as_int8(self.format.codes)[0]), codes)
         if self.zero_point is not None:
             z = jnp.expand_dims(self.zero_point, tuple(range(self.scale.ndim, codes.ndim)))
             return (codes.astype(jnp.int16) - z.astype(jnp.int16)).astype(dtype)

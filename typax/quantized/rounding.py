@@ -176,12 +176,20 @@ def number(format: Format, codes: Any, dtype: Any = jnp.float32) -> Any:
     bits = (len(values) - 1).bit_length()
     if len(values) > 32:
         magnitudes = codes & np.uint8((1 << bits) - 1) if table.signed else codes
-        found = jnp.take(jnp.asarray(values, dtype), magnitudes.astype(jnp.int32), axis=0)
+        found = looked_up(jnp.asarray(values, dtype), magnitudes)
     else:
         found = _select(codes, [jnp.asarray(v, dtype) for v in values], bits)
     if table.signed:
         found = jnp.where((codes >> np.uint8(bits)) & np.uint8(1) == 1, -found, found)
     return found
+
+
+def looked_up(values: Any, codes: Any) -> Any:
+    """values[codes], partitioned as the codes are."""
+    codes, parts = codes.astype(jnp.int32), jax.typeof(codes).sharding.spec
+    if any(part is not None for part in parts):
+        return values.at[codes].get(out_sharding=jax.P(*parts))
+    return jnp.take(values, codes)
 
 
 def _select(codes: Any, values: Any, bits: int) -> Any:
