@@ -318,9 +318,9 @@ def way(weights: Weights, activations: Any, as_int8: Callable[[Any, Any], tuple[
 
     def to_float_accuracy(x: Any, words: Any, scale: Any) -> Any:
         m, k = x.shape
-        # of groups there are sums for each
-        digits_pay = k >= MANY and (4 * m * words.shape[0] <= k if weights.by == "gnk" else m < 512 or k >= 3 * MANY)
-        return (by_digits if digits_pay else converted)(x, words, scale, weights)
+        # of groups there are sums for each; those of rows that lie along k are all there at a time
+        pays = {"nk": True, "kn": m < 512 or k >= 3 * MANY, "gnk": 4 * m * words.shape[0] <= k}
+        return (by_digits if k >= MANY and pays[weights.by] else converted)(x, words, scale, weights)
 
     return to_float_accuracy
 
@@ -393,8 +393,9 @@ def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
         return summed(d, laid_out(codes, 2), scale[0] if scale else np.float32(1), unit, weights.by)
 
     arrays = (words, scale) if weights.scaled else (words,)
-    whole = weights.by == "kn" or (weights.per == 1 and math.prod(d.of.shape[:2]) <= TALL)
-    return side_by_side(block, n, n if whole else block_of(n, 2 * BLOCK // d.of.shape[2]), arrays, 0)
+    rows, k = math.prod(d.of.shape[:2]), d.of.shape[2]
+    whole = weights.by == "kn" or (weights.per == 1 and rows <= TALL)
+    return side_by_side(block, n, n if whole else block_of(n, min(2 * BLOCK // k, max(128, BLOCK // rows))), arrays, 0)
 
 
 def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
@@ -489,7 +490,7 @@ def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dt
         return y * scale[0] if scale else y
 
     arrays = (words, scale) if weights.scaled else (words,)
-    return side_by_side(block, n, block_of(n, max(16, most // k)), arrays, 0)
+    return side_by_side(block, n, block_of(n, most // k), arrays, 0)
 
 
 def _of_blocks_of_groups(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
