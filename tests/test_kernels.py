@@ -41,7 +41,8 @@ def with_one(ratio):
 
 ROWS = {
     "normal": normal(), "positive": np.abs(normal()), "relu": np.maximum(normal(), 0), "tiny": normal() * np.float32(2**-90),
-    "large": normal() * np.float32(2**90), "log-uniform": np.exp2(20 * normal()).astype(np.float32) * np.sign(normal()),
+    "tiniest": normal() * np.float32(2**-122), "large": normal() * np.float32(2**90),
+    "largest": normal() * np.float32(2**116), "log-uniform": np.exp2(20 * normal()).astype(np.float32) * np.sign(normal()),
     "zeros": normal() * (np.arange(M) % 2)[:, None], "few": normal() * (np.arange(K) % 64 == 3),
     **{f"one {r:g}": with_one(r) for r in (13, 1e2, 1e3, 3e3, 1e4, 1e5, 1e6)},
     "few, one 1e6": with_one(1e6) * (np.arange(K) % 64 == 3),

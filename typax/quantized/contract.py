@@ -242,7 +242,7 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
         by = {(*kept, *summed): "nk", (*summed, *kept): "kn"}.get(rows.labels, "")
     else:
         by = ""
-    weights = kernels.Weights(by, rows.format, False, not folds)
+    weights = kernels.Weights(by, rows.format, False)
     found = kernels.way(weights, way.activations, lambda x, axis: _as_int8(x, [axis], way.activations)) if by else None
     if found is None:
         return None
@@ -257,7 +257,11 @@ def _fast(x: Any, labels: tuple[int, ...], rows: Rows, wanted: tuple[int, ...], 
         mine = summed if folds else kept  # the axes of scales come first of these
         full = jnp.broadcast_to(jnp.expand_dims(scale, tuple(range(scale.ndim, len(mine)))), sizes(mine)).reshape(-1)
         words = words.reshape((n, -1) if by == "nk" else (-1, n))
-        return found(x * full, words, None) if folds else found(x, words, full)
+        if not folds:
+            return found(x, words, full)
+        # x times scales may be smaller than the products that are summed; times the largest code they are not
+        top = np.float32(2.0 ** math.floor(math.log2(rows.format.codes.largest)))
+        return found(x * (full * top), words, jnp.full(n, 1 / top))
 
     def slow(x: Any, words: Any, scale: Any) -> Any:
         own = rows._replace(words=words, scale=scale)

@@ -231,12 +231,11 @@ def filled(x: Any, axis: int = 0) -> Any:
 
 
 class Weights(NamedTuple):
-    """How codes lie: ``by`` is "nk", "kn" or "gnk"; ``scaled`` tells whether there are scales (of [n], or [g, n])."""
+    """How codes lie: ``by`` is "nk", "kn" or "gnk"; scales are of [n], or [g, n]."""
 
     by: str
     format: Format
     zero_point: bool
-    scaled: bool
 
     @property
     def per(self) -> int:
@@ -300,7 +299,7 @@ def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any
 
 
 def way(weights: Weights, activations: Any, as_int8: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any] | None:
-    """The product of float32 [m, k] with words and scales (``None`` if there are none) on CPUs; ``None`` if there is none.
+    """The product of float32 [m, k] with words and scales on CPUs; ``None`` if there is none.
 
     ``as_int8(x, axis)`` quantizes activations that are neither ``"float"`` nor ``"bfloat16"``.
     """
@@ -388,14 +387,15 @@ def of_digits(d: Digits, words: Any, scale: Any, weights: Weights) -> Any:
     if weights.by == "nk":
         d = d._replace(of=in_order(d.of, weights.per, words.shape[1]).reshape(*d.of.shape[:2], -1))
 
-    def block(words: Any, *scale: Any) -> Any:
+    def block(words: Any, scale: Any) -> Any:
         codes, unit = int8(words)
-        return summed(d, laid_out(codes, 2), scale[0] if scale else np.float32(1), unit, weights.by)
+        return summed(d, laid_out(codes, 2), scale, unit, weights.by)
 
-    arrays = (words, scale) if weights.scaled else (words,)
     rows, k = math.prod(d.of.shape[:2]), d.of.shape[2]
     whole = weights.by == "kn" or (weights.per == 1 and rows <= TALL)
-    return side_by_side(block, n, n if whole else block_of(n, min(2 * BLOCK // k, max(128, BLOCK // rows))), arrays, 0)
+    return side_by_side(
+        block, n, n if whole else block_of(n, min(2 * BLOCK // k, max(128, BLOCK // rows))), (words, scale), 0
+    )
 
 
 def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -> Any:
@@ -447,16 +447,20 @@ def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -
 def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product in float32, of codes that are converted a block at a time."""
     int8: Any = integers(weights.format, weights.zero_point)
+    # integers become numbers below 1, as weights often are: products with large rows are then no larger than their sums
+    below = 1 if weights.by == "gnk" else 2.0**-7
+    scale = scale * np.float32(1 / below)
     if weights.by == "kn":
-        return _converted_rows(x, words, scale)
-    return _of_blocks(x, words, scale, weights, lambda w: _floats(*int8(w), dtype=jnp.float32), jnp.float32, BLOCK // 4)
+        return _converted_rows(x, words, below) * scale
+    codes = lambda w: (lambda c, unit: _floats(c, unit * below, jnp.float32))(*int8(w))
+    return _of_blocks(x, words, scale, weights, codes, jnp.float32, BLOCK // 4)
 
 
 def _floats(codes: Any, unit: float, dtype: Any) -> Any:
     return codes.astype(dtype) * jnp.dtype(dtype).type(unit) if unit != 1 else codes.astype(dtype)
 
 
-def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
+def _converted_rows(x: Any, words: Any, unit: float) -> Any:
     k, n = words.shape
     step = min(k, max(16, BLOCK // 4 // n))
 
@@ -464,11 +468,10 @@ def _converted_rows(x: Any, words: Any, scale: Any) -> Any:
         at = jnp.minimum(i * step, k - step)  # what the last block has again does not count
         rows = lax.dynamic_slice_in_dim(x, at, step, 1)
         rows = jnp.where(jnp.arange(step) >= i * step - at, rows, np.float32(0)) if k % step else rows
-        return total + jnp.matmul(rows, lax.dynamic_slice_in_dim(words, at, step, 0).astype(jnp.float32)), None
+        return total + jnp.matmul(rows, _floats(lax.dynamic_slice_in_dim(words, at, step, 0), unit, jnp.float32)), None
 
     zero = jnp.zeros_like(jax.eval_shape(lambda x, w: jnp.matmul(x[:, :1], w[:1].astype(jnp.float32)), x, words))
-    y = lax.scan(add, zero, jnp.arange(-(-k // step)))[0]
-    return y if scale is None else y * scale
+    return lax.scan(add, zero, jnp.arange(-(-k // step)))[0]
 
 
 def by_blocks(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
@@ -485,12 +488,8 @@ def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dt
     m, k = x.shape
     x = in_order(x.astype(dtype), weights.per, width).reshape(m, -1)
 
-    def block(words: Any, *scale: Any) -> Any:
-        y = whole(x, laid_out(decode(words), 2), "nk", jnp.float32)
-        return y * scale[0] if scale else y
-
-    arrays = (words, scale) if weights.scaled else (words,)
-    return side_by_side(block, n, block_of(n, most // k), arrays, 0)
+    block = lambda words, scale: whole(x, laid_out(decode(words), 2), "nk", jnp.float32) * scale
+    return side_by_side(block, n, block_of(n, most // k), (words, scale), 0)
 
 
 def _of_blocks_of_groups(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
