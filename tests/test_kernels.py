@@ -152,11 +152,18 @@ def test_every_byte_is_decoded():
     for name in ("fp8_e4m3", "nf4", "mxfp4", "int4"):
         format = typax.quantized.formats()[name]
         words = np.arange(256, dtype=np.uint8)
-        pieces = kernels.bfloats(format, False)(jnp.asarray(words))
+        codes, unit = kernels.bfloats(format, False)(jnp.asarray(words))
         whole = typax.quantized.packing.unpack(format, jnp.asarray(words.view(format.storage)).reshape(256, 1))
         want = typax.quantized.rounding.number(format, whole, jnp.float32).astype(jnp.bfloat16)
-        got = jnp.stack(pieces, 1).astype(jnp.float32)
+        got = codes.astype(jnp.float32).T * np.float32(unit)
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want.astype(jnp.float32)))
+
+
+def test_codes_that_are_turned_stay_bytes():
+    q = jax.eval_shape(lambda w: typax.quantize(w, axis=None), jax.ShapeDtypeStruct((1024, 512), jnp.float32))
+    f = typax.jit(lambda x, q: typax.matmul(x, q.T, activations="dynamic"))
+    program = f.lower(jax.ShapeDtypeStruct((16, 512), jnp.float32), q).compile().as_text()
+    assert not re.search(r"s32\[(1024,512|512,1024)\]", program)
 
 
 @pytest.mark.parametrize("activations", ["float", "dynamic", "bfloat16"])

@@ -53,6 +53,8 @@ PLAIN, WIDE = 16.0, 4096.0
 """The `spread` of rows up to which three digits do, and four."""
 AT_ONCE = 32
 """Of more than this XLA makes one number in steps of its own, which take as long to compile as what they are made of."""
+BELOW = np.float32(2.0**-7)
+"""What makes numbers below 1 of int8, as weights often are: products with large rows are then no larger than their sums."""
 LITTLE = 1 << 26
 """Products of so many terms take no longer with four digits than with three, beside what a call takes."""
 MANY = 256
@@ -79,16 +81,15 @@ def integers(format: Format, zero_point: bool) -> Callable[[Any], tuple[Any, flo
     return None
 
 
-def bfloats(format: Format, zero_point: bool) -> Callable[[Any], Any] | None:
-    """What makes bfloat16 [..., per, w] of words [..., w], as `integers` does; ``None`` if nothing does."""
+def bfloats(format: Format, zero_point: bool) -> Callable[[Any], tuple[Any, float]] | None:
+    """What makes bfloat16 [..., per, w] of words [..., w], or integers that are such, as `integers` does."""
     codes = format.codes
     if isinstance(codes, Floats) and codes.dtype == "float8_e4m3fn":
-        return lambda words: _e4m3(words[..., None, :])
+        return lambda words: (_e4m3(words[..., None, :]), 1.0)
     if isinstance(codes, Table) and format.bits == 4:
         numbers = np.asarray(all_numbers(codes), np.float32).astype(jnp.bfloat16).view(np.uint16)
-        return lambda b: _bfloat16(_of_table(format, b, numbers))
-    found = integers(format, zero_point)
-    return None if found is None else lambda words: _floats(*found(words), dtype=jnp.bfloat16)
+        return lambda b: (_bfloat16(_of_table(format, b, numbers)), 1.0)
+    return integers(format, zero_point)
 
 
 def as_int8(table: Table) -> tuple[np.ndarray, float]:
@@ -213,11 +214,15 @@ def in_order(x: Any, per: int, words: int) -> Any:
     return jnp.swapaxes(x.reshape(*x.shape[:-1], words, per), -1, -2)
 
 
+def in_memory(codes: Any) -> Any:
+    """Made as they are, the last axis the fastest."""
+    return lax.optimization_barrier(with_layout_constraint(codes, Layout(tuple(range(codes.ndim)))))
+
+
 def laid_out(codes: Any, rank: int) -> Any:
     """[..., per, w] with all but the first axes as one, in memory: what makes them runs along w, and so fills registers."""
     if codes.ndim > rank + 1 or codes.shape[-2] > 1:
-        codes = with_layout_constraint(codes, Layout(tuple(range(codes.ndim))))
-        codes = lax.optimization_barrier(codes)
+        codes = in_memory(codes)
     return codes.reshape(*codes.shape[: rank - 1], -1)
 
 
@@ -250,6 +255,8 @@ def whole(x: Any, codes: Any, by: str, dtype: Any = jnp.int32) -> Any:
     m, axis = x.shape[0], 1 if by == "nk" else 0
     x = x if x.dtype == jnp.float32 else filled(x)
     of = lambda a, b, axes: lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=dtype)
+    if by == "kn":  # else a transpose of codes becomes one of the product's, which XLA makes in int32
+        codes = in_memory(codes)
     if by == "nk" and m <= FEW:
         return of(codes, x, ((1,), (1,)))[:, :m].T
     return of(x, codes, ((1,), (axis,)))[:m]
@@ -447,20 +454,12 @@ def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -
 def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:
     """The product in float32, of codes that are converted a block at a time."""
     int8: Any = integers(weights.format, weights.zero_point)
-    # integers become numbers below 1, as weights often are: products with large rows are then no larger than their sums
-    below = 1 if weights.by == "gnk" else 2.0**-7
-    scale = scale * np.float32(1 / below)
     if weights.by == "kn":
-        return _converted_rows(x, words, below) * scale
-    codes = lambda w: (lambda c, unit: _floats(c, unit * below, jnp.float32))(*int8(w))
-    return _of_blocks(x, words, scale, weights, codes, jnp.float32, BLOCK // 4)
+        return _converted_rows(x, words) * (scale / BELOW)
+    return _of_blocks(x, words, scale, weights, int8, jnp.float32, BLOCK // 4)
 
 
-def _floats(codes: Any, unit: float, dtype: Any) -> Any:
-    return codes.astype(dtype) * jnp.dtype(dtype).type(unit) if unit != 1 else codes.astype(dtype)
-
-
-def _converted_rows(x: Any, words: Any, unit: float) -> Any:
+def _converted_rows(x: Any, words: Any) -> Any:
     k, n = words.shape
     step = min(k, max(16, BLOCK // 4 // n))
 
@@ -468,7 +467,7 @@ def _converted_rows(x: Any, words: Any, unit: float) -> Any:
         at = jnp.minimum(i * step, k - step)  # what the last block has again does not count
         rows = lax.dynamic_slice_in_dim(x, at, step, 1)
         rows = jnp.where(jnp.arange(step) >= i * step - at, rows, np.float32(0)) if k % step else rows
-        return total + jnp.matmul(rows, _floats(lax.dynamic_slice_in_dim(words, at, step, 0), unit, jnp.float32)), None
+        return total + jnp.matmul(rows, lax.dynamic_slice_in_dim(words, at, step, 0).astype(jnp.float32) * BELOW), None
 
     zero = jnp.zeros_like(jax.eval_shape(lambda x, w: jnp.matmul(x[:, :1], w[:1].astype(jnp.float32)), x, words))
     return lax.scan(add, zero, jnp.arange(-(-k // step)))[0]
@@ -488,8 +487,13 @@ def _of_blocks(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dt
     m, k = x.shape
     x = in_order(x.astype(dtype), weights.per, width).reshape(m, -1)
 
-    block = lambda words, scale: whole(x, laid_out(decode(words), 2), "nk", jnp.float32) * scale
-    return side_by_side(block, n, block_of(n, most // k), (words, scale), 0)
+    def block(words: Any, scale: Any) -> Any:
+        codes, unit = decode(words)
+        if dtype == jnp.float32:
+            codes, unit = codes.astype(dtype) * BELOW, unit / BELOW
+        return whole(x, laid_out(codes.astype(dtype), 2), "nk", jnp.float32) * (scale * np.float32(unit))
+
+    return side_by_side(block, n, block_of(n, min(most // k, -(-n // 4))), (words, scale), 0)
 
 
 def _of_blocks_of_groups(x: Any, words: Any, scale: Any, weights: Weights, decode: Any, dtype: Any, most: int) -> Any:
@@ -502,7 +506,8 @@ def _of_blocks_of_groups(x: Any, words: Any, scale: Any, weights: Weights, decod
 
     def add(y: Any, p: Any) -> Any:
         x, words, scale = p
-        codes = decode(words).astype(jnp.float32) * scale[..., None, None]
+        codes, unit = decode(words)
+        codes = codes.astype(jnp.float32) * (scale * np.float32(unit))[..., None, None]
         codes = jnp.moveaxis(_rounded(codes) if dtype == jnp.bfloat16 else codes, 0, 1)
         return y + whole(x, laid_out(codes, 2), "nk", jnp.float32), None
 
