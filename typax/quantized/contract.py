@@ -64,10 +64,7 @@ class Rows(NamedTuple):
 
     def window(self, label: int, at: Any, n: int) -> "Rows":
         """``n`` entries of that axis."""
-        words = self.words
-        if jnp.issubdtype(words.dtype, jnp.floating):  # XLA makes float16 of all that it moves as float8
-            words, at = lax.optimization_barrier((words, at))
-            words = lax.bitcast_convert_type(words, jnp.uint8)
+        words, at = kernels.bytes_at(self.words, at)
         cut = lambda a, ls: lax.dynamic_slice_in_dim(a, at, n, ls.index(label)) if label in ls else a
         own = self._replace(words=words).each(cut)
         return own if label != self.labels[-1] else own._replace(length=n)
@@ -340,17 +337,9 @@ def _cut_along(x: Any, labels: Any, rows: Rows, wanted: Any) -> tuple[int, int] 
 
 
 def added(f: Any, count: int) -> Any:
-    """``f(0) + ... + f(count - 1)``, to which what the sum has lost is added: Knuth's a + b = s + lost."""
-
-    def step(i: Any, carry: Any) -> Any:
-        (a, total), b = carry, f(i)
-        s = a + b
-        rest = s - a
-        return s, total + ((a - (s - rest)) + (b - rest))
-
+    """``f(0) + ... + f(count - 1)``, to which what the sum has lost is added."""
     zero = jnp.zeros_like(jax.eval_shape(f, jnp.zeros((), jnp.int32)))  # varying over a mesh as the results do
-    y, lost = lax.fori_loop(0, count, step, (zero, zero))
-    return jnp.where(jnp.isfinite(lost), y + lost, y)
+    return rounding.total(lax.fori_loop(0, count, lambda i, sums: rounding.added(sums, f(i)), (zero, zero)))
 
 
 def _one_by_one(x: Any, labels: Any, rows: Rows, wanted: Any, way: _Way, label: int) -> Any:

@@ -127,6 +127,14 @@ def _bytes(words: Any) -> Any:
     return lax.bitcast_convert_type(words, jnp.uint8) if jnp.issubdtype(words.dtype, jnp.floating) else words
 
 
+def bytes_at(words: Any, at: Any) -> tuple[Any, Any]:
+    """The same where an index in a loop reads them, and that index: else a copy of all is made before the loop."""
+    if not jnp.issubdtype(words.dtype, jnp.floating):
+        return words, at
+    words, at = lax.optimization_barrier((words, at))
+    return _bytes(words), at
+
+
 def _bfloat16(b: Any) -> Any:
     return lax.bitcast_convert_type(b, jnp.bfloat16)
 
@@ -293,10 +301,8 @@ def side_by_side(f: Callable[..., Any], n: int, block: int, arrays: Sequence[Any
         return f(_bytes(arrays[0]), *arrays[1:])
 
     def cut(at: Any) -> Any:
-        if jnp.issubdtype(arrays[0].dtype, jnp.floating):  # in here, or a copy of all is made before
-            words, at = lax.optimization_barrier((arrays[0], at))
-            return (lax.dynamic_slice_in_dim(a, at, block, axis) for a in (_bytes(words), *arrays[1:]))
-        return (lax.dynamic_slice_in_dim(a, at, block, axis) for a in arrays)
+        words, at = bytes_at(arrays[0], at)
+        return (lax.dynamic_slice_in_dim(a, at, block, axis) for a in (words, *arrays[1:]))
 
     one = jax.eval_shape(lambda: f(*cut(np.uint32(0))))
     # unsigned, else each index is first looked at for a sign
@@ -435,20 +441,16 @@ def _of_groups(d: Digits, words: Any, scale: Any, weights: Weights, int8: Any) -
         # a sum of terms: of a reduction XLA makes a step of its own
         return functools.reduce(operator.add, (d.together(jnp.moveaxis(s, 1, 0), c[:, None], o) for s, c, o in each))
 
-    def step(carry: Any, p: Any) -> Any:  # Knuth's sum of two: a + b = s + lost
-        (a, total), b = carry, product(p)
+    def step(sums: Any, p: Any) -> Any:
+        b = product(p)
         if d.unit == 1:
-            return (a + b, total), None
-        b = lax.optimization_barrier(b)
-        s = a + b
-        rest = s - a
-        return (s, total + ((a - (s - rest)) + (b - rest))), None
+            return (sums[0] + b, sums[1]), None
+        return rounding.added(sums, lax.optimization_barrier(b)), None
 
     own = cut(d.scale, m) if d.scale.ndim > 1 else None
     each = (cut(x, *x.shape[1:]), own, cut(words, n // join, join * w), cut(scale, n))
     zero = jnp.zeros_like(jax.eval_shape(lambda p: product(jax.tree.map(lambda a: a[0], p)), each))  # varying as results do
-    (y, lost), _ = lax.scan(step, (zero, zero), each)
-    return jnp.where(jnp.isfinite(lost), y + lost, y).T
+    return rounding.total(lax.scan(step, (zero, zero), each)[0]).T
 
 
 def converted(x: Any, words: Any, scale: Any, weights: Weights) -> Any:

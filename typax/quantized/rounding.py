@@ -75,6 +75,20 @@ def times_power(x: Any, e: Any) -> Any:
     return (x * power(half).astype(x.dtype)) * power(e - half).astype(x.dtype)
 
 
+def added(sums: tuple[Any, Any], b: Any) -> tuple[Any, Any]:
+    """A sum and what it has lost, with ``b`` added: Knuth's a + b = s + lost."""
+    a, lost = sums
+    s = a + b
+    rest = s - a
+    return s, lost + ((a - (s - rest)) + (b - rest))
+
+
+def total(sums: tuple[Any, Any]) -> Any:
+    """The sum with what it has lost."""
+    y, lost = sums
+    return jnp.where(jnp.isfinite(lost), y + lost, y)
+
+
 def by_reciprocal(x: Any, scale: Any) -> Any:
     """x · fl(1/scale); a huge scale, of which the reciprocal would be subnormal, is first made smaller with x."""
     less = jnp.where(scale > np.float32(2.0**100), np.float32(2.0**-32), np.float32(1))
